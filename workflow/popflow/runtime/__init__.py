@@ -1,0 +1,1 @@
+"""What every stage needs while it runs: refusals, files, seeds, logs, training, provenance."""
