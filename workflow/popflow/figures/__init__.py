@@ -1,1 +1,1 @@
-
+"""Publication-grade figures, each with the numbers that it draws."""

@@ -1,1 +1,1 @@
-
+"""Read a lab's files and settings, or refuse them clearly."""

@@ -72,4 +72,3 @@ def _describe(snakemake: Any, log: logging.Logger) -> None:
     for path in snakemake.input:
         if os.path.isfile(path):
             log.info("input %s %s", file_fingerprint(path), path)
-

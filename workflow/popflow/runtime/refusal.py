@@ -23,9 +23,7 @@ class Refusal(Exception):
         super().__init__(where, found, accepted, fix)
 
     def __str__(self) -> str:
-        return (
-            f"{self.where}: {self.found}\n  accepted: {self.accepted}\n  to fix it: {self.fix}"
-        )
+        return f"{self.where}: {self.found}\n  accepted: {self.accepted}\n  to fix it: {self.fix}"
 
 
 class Refusals(Exception):

@@ -68,7 +68,7 @@ class Task:
 
 
 class _Step(torch.nn.Module):
-    """Hand the losses of a task to Fabric as a forward pass, so that precision and devices apply."""
+    """Hand a task's losses to Fabric as a forward pass: precision and devices apply."""
 
     def __init__(self, task: Task):
         super().__init__()

@@ -1,0 +1,160 @@
+"""Configuration, wildcards and the input and params functions that the rules share."""
+
+from importlib import import_module
+from pathlib import Path
+
+from snakemake.exceptions import WorkflowError
+
+from popflow.inputs import config as popflow_config
+from popflow.inputs import sheets
+from popflow.runtime.fingerprints import code_fingerprint as code
+from popflow.runtime.fingerprints import settings_fingerprint
+from popflow.runtime.refusal import Refusal, Refusals
+
+
+def resolved_config():
+    """Check the configuration; a mistake ends the run with its message before any job starts."""
+    files = [Path(file) for file in workflow.configfiles]
+    file = files[-1] if files else Path("config/config.yaml")
+    try:
+        return popflow_config.resolve_config(dict(config), file.parent, str(file))
+    except (Refusal, Refusals) as refusal:
+        raise WorkflowError(f"the configuration is refused.\n{refusal}") from None
+
+
+CONFIG = resolved_config()
+
+
+wildcard_constraints:
+    dataset="[A-Za-z0-9]+",
+    variant="[a-z0-9_]+",
+    seed=r"\d+",
+    sample="[A-Za-z0-9_.-]+",
+    session="[A-Za-z0-9_.-]+",
+
+
+def datasets_of(modality):
+    """List the ids of the datasets of a modality, in the sheet's order."""
+    return [name for name, row in CONFIG.datasets.items() if row["modality"] == modality]
+
+
+def is_simulated(dataset):
+    return CONFIG.datasets[dataset]["source"] == sheets.SIMULATED
+
+
+def sheet_path(dataset):
+    """Give the modality's sheet; a simulated dataset brings its own."""
+    row = CONFIG.datasets[dataset]
+    if is_simulated(dataset):
+        return f"results/{dataset}/source/{SHEETS[row['modality']]}"
+    return str(row.get("sheet", ""))
+
+
+SHEETS = {
+    "cytometry": "samples.tsv",
+    "expression": "expression.h5ad",
+    "intracranial": "sessions.tsv",
+    "placecells": "session.nwb",
+}
+
+
+def source_files(wildcards):
+    """List the files that the preparation of a dataset reads."""
+    if is_simulated(wildcards.dataset):
+        return [sheet_path(wildcards.dataset)]
+    return sheets.files_of(CONFIG.datasets[wildcards.dataset])
+
+
+def source_row(wildcards):
+    """Give the dataset's row of the datasets sheet as text, for a script that reads the source."""
+    row = {key: str(value) for key, value in CONFIG.datasets[wildcards.dataset].items()}
+    if is_simulated(wildcards.dataset):
+        row["source"] = f"results/{wildcards.dataset}/source"
+        row["sheet"] = sheet_path(wildcards.dataset)
+    return row
+
+
+def units_of(dataset):
+    """List the samples or sessions of a dataset."""
+    row = CONFIG.datasets[dataset]
+    if is_simulated(dataset):
+        simulator = import_module(f"popflow.simulate.{row['modality']}")
+        return simulator.unit_ids(CONFIG.stages["simulate"][dataset])
+    column = sheets.UNIT_COLUMNS[row["modality"]]
+    return [unit[column] for unit in sheets.read_units(row)]
+
+
+def prepare_settings(wildcards):
+    return CONFIG.stages["prepare"][wildcards.dataset]
+
+
+def simulate_settings(wildcards):
+    return CONFIG.stages["simulate"][wildcards.dataset]
+
+
+def evaluate_settings(wildcards):
+    return CONFIG.stages["evaluate"][wildcards.dataset]
+
+
+def fit_of(dataset, model, variant):
+    """Give the first fit of a model's variant on a dataset."""
+    wanted = (dataset, model, variant)
+    for fit in CONFIG.fits:
+        if (fit["dataset"], fit["model"], fit["variant"]) == wanted:
+            return fit
+    raise WorkflowError(f"config.yaml lists no fit of {model}, variant {variant}, on {dataset}")
+
+
+def fit_settings(model):
+    """Give a params function: the settings of the fit that the wildcards name."""
+
+    def settings(wildcards):
+        return fit_of(wildcards.dataset, model, wildcards.variant)["settings"]
+
+    return settings
+
+
+def fits_of(dataset, model):
+    """List (variant, seed) of the fits of a model on a dataset."""
+    fits = [fit for fit in CONFIG.fits if (fit["dataset"], fit["model"]) == (dataset, model)]
+    return [(fit["variant"], fit["seed"]) for fit in fits]
+
+
+def fit_files(model, name):
+    """Give an input function: a file of every fit of a model on the wildcards' dataset."""
+
+    def files(wildcards):
+        folder = f"results/{wildcards.dataset}/{model}"
+        return [
+            f"{folder}/{variant}/seed-{seed}/{name}"
+            for variant, seed in fits_of(wildcards.dataset, model)
+        ]
+
+    return files
+
+
+def checkpoint_folder(model):
+    """Give a params function: where a fit keeps its checkpoints.
+
+    The hash of the fit's settings and of those of its preparation is in the path, so that a fit
+    never goes on from another setting's state.
+    """
+
+    def folder(wildcards):
+        fit = fit_of(wildcards.dataset, model, wildcards.variant)
+        key = settings_fingerprint(
+            [
+                fit["settings"],
+                CONFIG.stages["prepare"][wildcards.dataset],
+                CONFIG.stages["simulate"].get(wildcards.dataset),
+                code(f"models.{model}"),
+                wildcards.seed,
+            ]
+        )
+        return f"checkpoints/{model}/{wildcards.dataset}/{wildcards.variant}-{key}"
+
+    return folder
+
+
+def device():
+    return CONFIG.settings["device"]

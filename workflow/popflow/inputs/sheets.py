@@ -1,0 +1,177 @@
+"""The tables that a user writes: datasets, samples, panels, sessions.
+
+Read with the csv module, since the Snakefile reads them at every start.
+"""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+from popflow.inputs import packages
+from popflow.inputs.settings import mistakes, schema
+from popflow.runtime.refusal import Refusal, Refusals
+
+SIMULATED = "simulated"
+UNIT_COLUMNS = {"cytometry": "sample", "intracranial": "session"}
+
+
+def read_sheet(path: str | Path, name: str, unique: str | None = None) -> list[dict[str, str]]:
+    """Read a tab- or comma-separated table and check it.
+
+    Parameters
+    ----------
+    path : str or Path
+        Separator by suffix: .csv is comma, everything else tab.
+    name : str
+        Schema of a row, e.g. ``"sheet-cytometry"``; its `properties` are the known columns.
+    unique : str, optional
+        A column whose values must differ.
+
+    Returns
+    -------
+    list of dict
+        One per row, text as it stands, stripped; empty cells are left out.
+
+    Raises
+    ------
+    Refusals
+        With every mistake of the table.
+    """
+    path, rules = Path(path), schema(name)
+    if not path.is_file():
+        fix = "write it (popflow init makes one from a folder of files) or mend the path"
+        raise Refusal(f"sheet {path}", "no such file", "a tab-separated table", fix)
+    with open(path, newline="", encoding="utf-8-sig") as handle:
+        reader = csv.DictReader(handle, delimiter="," if path.suffix == ".csv" else "\t")
+        columns = [column.strip() for column in reader.fieldnames or []]
+        reader.fieldnames = columns
+        rows = [{k: (v or "").strip() for k, v in row.items() if k is not None} for row in reader]
+    absent = [column for column in rules.get("required", []) if column not in columns]
+    if absent:
+        raise Refusal(
+            f"sheet {path}",
+            f"no column {', '.join(absent)} (columns: {', '.join(columns) or 'none'})",
+            f"the columns {', '.join(rules['required'])}, tab-separated",
+            f"add {', '.join(absent)} to the header line",
+        )
+    rows = [{k: v for k, v in row.items() if v} for row in rows if any(row.values())]
+    found = [
+        mistake
+        for number, row in enumerate(rows, start=2)
+        for mistake in mistakes(rules, row, f"sheet {path}, row {number}")
+    ]
+    found += _repeated(rows, unique, path) if unique else []
+    if not rows:
+        found.append(Refusal(f"sheet {path}", "no rows", "one row or more", "add a row"))
+    if found:
+        raise Refusals(found)
+    return rows
+
+
+def _repeated(rows: list[dict[str, str]], column: str, path: Path) -> list[Refusal]:
+    """List the rows whose id stands in an earlier row."""
+    first: dict[str, int] = {}
+    found = []
+    for number, row in enumerate(rows, start=2):
+        value = row.get(column, "")
+        if value in first:
+            where = f"sheet {path}, row {number}, column '{column}'"
+            message = f"the id {value!r} stands in row {first[value]} already"
+            found.append(Refusal(where, message, "every id once", "rename or remove one row"))
+        first.setdefault(value, number)
+    return found
+
+
+def read_datasets(path: str | Path) -> dict[str, dict[str, Any]]:
+    """Read the datasets sheet, with sources and sheets resolved to absolute paths.
+
+    Returns
+    -------
+    dict of str to dict
+        By dataset id: the row, where `source` is an absolute path or ``"simulated"``, and `sheet`
+        and `panel` are absolute paths or absent.
+    """
+    path = Path(path).resolve()
+    rows = read_sheet(path, "datasets", unique="dataset")
+    found: list[Refusal] = []
+    datasets = {}
+    for number, row in enumerate(rows, start=2):
+        where = f"sheet {path}, row {number}"
+        try:
+            datasets[row["dataset"]] = _resolved(row, path.parent, where)
+        except Refusal as refusal:
+            found.append(refusal)
+    if found:
+        raise Refusals(found)
+    return datasets
+
+
+def _resolved(row: dict[str, str], folder: Path, where: str) -> dict[str, Any]:
+    """Resolve the paths of a row of the datasets sheet."""
+    resolved: dict[str, Any] = dict(row)
+    source = row["source"]
+    if source.startswith(packages.PREFIX):
+        resolved["source"] = packages.locate(source)
+    elif source != SIMULATED:
+        resolved["source"] = folder / source
+    for column in ("source", "sheet", "panel"):
+        if column != "source" and column in row:
+            resolved[column] = folder / row[column]
+        if isinstance(resolved.get(column), Path) and not resolved[column].exists():
+            raise Refusal(
+                f"{where}, column '{column}'",
+                f"{resolved[column]} does not exist",
+                "a file or folder, absolute or relative to the sheet",
+                "mend the path or remove the row",
+            )
+    return resolved
+
+
+def read_units(row: dict[str, Any]) -> list[dict[str, str]]:
+    """Read the modality's own sheet of a dataset, with its files' paths made absolute.
+
+    Parameters
+    ----------
+    row : dict
+        A row of `read_datasets`, not simulated.
+
+    Returns
+    -------
+    list of dict
+        One per sample or session; empty when the modality needs no sheet and none is named.
+    """
+    modality = row["modality"]
+    if "sheet" not in row:
+        if modality in UNIT_COLUMNS:
+            raise Refusal(
+                f"dataset {row['dataset']}",
+                "no sheet",
+                f"a table with one row per {UNIT_COLUMNS[modality]}",
+                f"popflow init {row['source']} --modality {modality}, then name it under 'sheet'",
+            )
+        return []
+    units = read_sheet(row["sheet"], f"sheet-{modality}", unique=UNIT_COLUMNS.get(modality))
+    found = []
+    for number, unit in enumerate(units, start=2):
+        if "path" in unit:
+            place = Path(row["source"]) / unit["path"]
+            unit["path"] = str(place)
+            if not place.exists():
+                where = f"sheet {row['sheet']}, row {number}, column 'path'"
+                accepted = f"a file, absolute or relative to the source {row['source']}"
+                found.append(Refusal(where, f"{place} does not exist", accepted, "mend the path"))
+    if found:
+        raise Refusals(found)
+    return units
+
+
+def files_of(row: dict[str, Any]) -> list[str]:
+    """List the files of a dataset on disk, so that a changed file reruns its preparation."""
+    files = [str(row[column]) for column in ("sheet", "panel") if column in row]
+    units = read_units(row)
+    named = [unit["path"] for unit in units if "path" in unit]
+    if named:
+        return files + sorted(named)
+    source = Path(row["source"])
+    inside = sorted(str(path) for path in source.rglob("*") if path.is_file())
+    return files + ([str(source)] if source.is_file() else inside)
