@@ -1,0 +1,315 @@
+"""Read an intracranial recording: BIDS-iEEG with its sidecars, or any single file mne reads.
+
+Voltages leave this module in microvolts, coordinates in millimetres, times in seconds.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from popflow.inputs.sidecars import find_sidecar, read_sidecar, read_sidecar_json
+from popflow.runtime.refusal import Refusal
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+RECORDING_SUFFIXES = (".vhdr", ".edf", ".bdf", ".set", ".fif", ".gdf", ".lay", ".mef", ".nwb")
+TO_MICROVOLT = {"V": 1e6, "mV": 1e3, "uV": 1.0, "µV": 1.0, "μV": 1.0, "nV": 1e-3}
+TO_MILLIMETRE = {"m": 1000.0, "cm": 10.0, "mm": 1.0}
+LARGEST_PLAUSIBLE_UV = 5000.0
+CORTICAL_KINDS = ("SEEG", "ECOG", "DBS")
+_MNE_KINDS = {"seeg": "SEEG", "ecog": "ECOG", "dbs": "DBS", "eeg": "", "misc": "MISC", "bio": "MISC"}
+
+
+@dataclass
+class Recording:
+    """One recording, its samples still on disk.
+
+    Attributes
+    ----------
+    name : str
+        For messages: the file.
+    rate : float
+        Sampling rate, Hz, as the file says.
+    samples : int
+    channels : DataFrame
+        name, kind (BIDS type), status (good or bad), reason (of a bad one); in file order.
+    electrodes : DataFrame
+        name, x, y, z (mm, missing where unknown), region; empty when there is no table.
+    frame : str
+        Coordinate frame of x, y, z, e.g. ``"MNI"``; empty when there is no table.
+    line_frequency : float or None
+        Hz.
+    events : DataFrame
+        onset and duration in s, and the table's label columns; empty when there is none.
+    read : callable
+        ``read(names, start, stop)`` gives float64 (channels, samples), µV.
+    """
+
+    name: str
+    rate: float
+    samples: int
+    channels: "pd.DataFrame"
+    electrodes: "pd.DataFrame"
+    frame: str
+    line_frequency: float | None
+    events: "pd.DataFrame"
+    read: "Callable[[list[str], int, int], np.ndarray]"
+
+    @property
+    def duration(self) -> float:
+        """Length in s."""
+        return self.samples / self.rate
+
+    def chunks(self, names: list[str], seconds: float) -> "Iterator[tuple[int, np.ndarray]]":
+        """Give (first sample, µV) of consecutive pieces; never more than one is in memory."""
+        length = max(1, round(seconds * self.rate))
+        for start in range(0, self.samples, length):
+            yield start, self.read(names, start, min(start + length, self.samples))
+
+
+def read_recording(row: dict[str, str]) -> Recording:
+    """Open a recording that a row of a sessions sheet names.
+
+    Parameters
+    ----------
+    row : dict of str to str
+        `path` (a file, or a folder that holds one ``*_ieeg.*`` file) and, optionally, `units`
+        (what the numbers in the file are, whatever its header says), `space`, `frame`,
+        `coordinate_units`, `electrodes`, `channels`, `events` (paths), `line_frequency`.
+
+    Returns
+    -------
+    Recording
+
+    Raises
+    ------
+    Refusal
+        When file or sidecars cannot be read, or contradict each other.
+    """
+    import pandas as pd
+
+    path = recording_file(row["path"])
+    raw = _open(path)
+    factor = _factor(row, path)
+    electrodes, frame = _electrodes(path, row)
+    side = read_sidecar_json(find_sidecar(path, "ieeg", ".json"))
+    line = row.get("line_frequency") or side.get("PowerLineFrequency") or raw.info["line_freq"]
+    events_file = row.get("events") or find_sidecar(path, "events", ".tsv")
+    events = read_sidecar(events_file, ["onset", "duration"]) if events_file else _annotations(raw)
+    for column in ("onset", "duration"):
+        events[column] = pd.to_numeric(events[column], errors="coerce")
+
+    def read(names: list[str], start: int, stop: int) -> "np.ndarray":
+        return raw.get_data(picks=names, start=start, stop=stop) * factor
+
+    return Recording(
+        name=str(path),
+        rate=float(raw.info["sfreq"]),
+        samples=int(raw.n_times),
+        channels=_channels(path, row, raw),
+        electrodes=electrodes,
+        frame=frame,
+        line_frequency=None if line in (None, "n/a") else float(line),
+        events=events,
+        read=read,
+    )
+
+
+def recording_file(path: str | Path) -> Path:
+    """Give the recording that a path names: a file itself, or the one ``*_ieeg.*`` in a folder.
+
+    Raises
+    ------
+    Refusal
+        When a folder holds none or several.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        return path
+    found = sorted(
+        file for file in path.rglob("*_ieeg.*") if file.suffix.lower() in RECORDING_SUFFIXES
+    )
+    if len(found) != 1:
+        listed = ", ".join(str(file.relative_to(path)) for file in found[:5]) or "none"
+        raise Refusal(
+            f"folder {path}",
+            f"{len(found)} recordings ({listed})",
+            "one file per row of the sessions sheet",
+            "write the file itself, with its folder, under 'path'",
+        )
+    return found[0]
+
+
+def _open(path: Path) -> Any:
+    """Open with mne, samples left on disk."""
+    import mne
+
+    try:
+        return mne.io.read_raw(path, preload=False, verbose="ERROR")
+    except Exception as error:  # mne's readers raise anything, from KeyError to struct.error
+        reason = " ".join(str(error).split())[:300]
+        raise Refusal(
+            f"file {path}",
+            f"mne cannot read it ({type(error).__name__}: {reason})",
+            "a recording that mne.io.read_raw opens: BrainVision, EDF, EEGLAB, FIF, Persyst, …",
+            "mend the path, put its companion files beside it, or export it again",
+        ) from error
+
+
+def _factor(row: dict[str, str], path: Path) -> float:
+    units = row.get("units", "V")
+    if units not in TO_MICROVOLT:
+        raise Refusal(
+            f"session {row.get('session', path.name)}, column 'units'",
+            f"{units!r}",
+            f"one of {', '.join(TO_MICROVOLT)}",
+            "write the unit of the numbers that mne returns, or leave it empty for V",
+        )
+    return TO_MICROVOLT[units]
+
+
+def _channels(path: Path, row: dict[str, str], raw: Any) -> "pd.DataFrame":
+    """Join the file's channels with channels.tsv, by name."""
+    import pandas as pd
+
+    kinds = [_MNE_KINDS.get(kind, kind.upper()) for kind in raw.get_channel_types()]
+    table = pd.DataFrame({"name": raw.ch_names, "kind": kinds})
+    table["status"] = ["bad" if name in raw.info["bads"] else "good" for name in raw.ch_names]
+    table["reason"] = ["marked bad in the file" if s == "bad" else "" for s in table["status"]]
+    file = row.get("channels") or find_sidecar(path, "channels", ".tsv")
+    if not file:
+        table.loc[table["kind"] == "", "kind"] = "SEEG"
+        return table
+    side = read_sidecar(file, ["name"])
+    doubled = side["name"][side["name"].duplicated()].tolist()
+    absent = [name for name in raw.ch_names if name not in set(side["name"])]
+    if doubled or absent:
+        found = f"twice: {', '.join(doubled)}" if doubled else f"absent: {', '.join(absent[:8])}"
+        raise Refusal(
+            f"file {file}, column 'name'",
+            found,
+            f"every channel of {path.name} once",
+            "add or remove these rows",
+        )
+    side = side.set_index("name").reindex(raw.ch_names)
+    if "type" in side:
+        table["kind"] = side["type"].fillna("MISC").str.upper().to_numpy()
+    if "status" in side:
+        bad = (side["status"].str.lower() == "bad").to_numpy()
+        why = side["status_description"] if "status_description" in side else side["status"]
+        table.loc[bad, "status"] = "bad"
+        table.loc[bad, "reason"] = [f"channels.tsv: {text}" for text in why.to_numpy()[bad]]
+    return table
+
+
+def _electrodes(path: Path, row: dict[str, str]) -> "tuple[pd.DataFrame, str]":
+    """Read the electrodes in mm, and the frame of their coordinates."""
+    import pandas as pd
+
+    file = row.get("electrodes") or find_sidecar(path, "electrodes", ".tsv", row.get("space"))
+    if not file:
+        return pd.DataFrame(columns=["name", "x", "y", "z", "region"]), ""
+    table = read_sidecar(file, ["name", "x", "y", "z"])
+    system = read_sidecar_json(
+        find_sidecar(path, "coordsystem", ".json", row.get("space"), of=Path(file))
+    )
+    units = row.get("coordinate_units") or system.get("iEEGCoordinateUnits", "")
+    frame = row.get("frame") or system.get("iEEGCoordinateSystem", "")
+    if units not in TO_MILLIMETRE:
+        raise Refusal(
+            f"file {file}",
+            f"the unit of its coordinates is {units or 'not told'!r}",
+            f"one of {', '.join(TO_MILLIMETRE)}",
+            "write it under 'coordinate_units' in the sessions sheet, or in coordsystem.json",
+        )
+    if frame in ("", "n/a", "Other"):
+        raise Refusal(
+            f"file {file}",
+            f"the frame of its coordinates is {frame or 'not told'!r}",
+            "MNI, Talairach, ACPC, fsaverage (RAS, mm from the centre), or LIP (voxels of 1 mm)",
+            "write it under 'frame' in the sessions sheet",
+        )
+    for axis in "xyz":
+        table[axis] = pd.to_numeric(table[axis], errors="coerce") * TO_MILLIMETRE[units]
+    largest = table[["x", "y", "z"]].abs().max().max()
+    if largest < 1.0 or largest > 1000.0:
+        raise Refusal(
+            f"file {file}",
+            f"the largest coordinate is {largest:.3g} mm when read in {units}",
+            "coordinates inside a head",
+            "mend 'coordinate_units' in the sessions sheet (m, cm or mm)",
+        )
+    known = [c for c in ("region", "anatomy", "label", "DesikanKilliany", "group") if c in table]
+    table["region"] = table[known[0]].fillna("unknown") if known else "unknown"
+    return table[["name", "x", "y", "z", "region"]], frame
+
+
+def _annotations(raw: Any) -> "pd.DataFrame":
+    """Take the file's own annotations where there is no events.tsv."""
+    import pandas as pd
+
+    marks = raw.annotations
+    return pd.DataFrame(
+        {"onset": marks.onset, "duration": marks.duration, "trial_type": list(marks.description)}
+    )
+
+
+def check_voltages(recording: Recording, names: list[str], chunk_s: float = 60.0) -> "pd.DataFrame":
+    """Scan channels once for what would spoil every later step.
+
+    Parameters
+    ----------
+    recording : Recording
+    names : list of str
+    chunk_s : float
+        Seconds in memory at a time.
+
+    Returns
+    -------
+    DataFrame
+        name, spread (standard deviation, µV), nan_samples, flat (bool).
+
+    Raises
+    ------
+    Refusal
+        When the typical spread exceeds 5 mV: the unit of the file is wrong.
+    """
+    import numpy as np
+    import pandas as pd
+
+    count, nan = np.zeros(len(names)), np.zeros(len(names), dtype=int)
+    total, square, origin = np.zeros(len(names)), np.zeros(len(names)), None
+    for _, x in recording.chunks(names, chunk_s):
+        valid = np.isfinite(x)
+        if origin is None:
+            origin = np.nan_to_num(x[:, :1])
+        shifted = np.where(valid, x - origin, 0.0)
+        count += valid.sum(1)
+        nan += (~valid).sum(1)
+        total += shifted.sum(1)
+        square += (shifted**2).sum(1)
+    mean = total / np.maximum(count, 1)
+    spread = np.sqrt(np.maximum(square / np.maximum(count, 1) - mean**2, 0.0))
+    table = pd.DataFrame({"name": names, "spread": spread, "nan_samples": nan})
+    table["flat"] = spread < 1e-6
+    alive = table.loc[~table["flat"], "spread"]
+    if len(alive) and alive.median() > LARGEST_PLAUSIBLE_UV:
+        raise _implausible(recording, float(alive.median()))
+    return table
+
+
+def _implausible(recording: Recording, spread: float) -> Refusal:
+    """Name the factor that would bring the spread near 30 µV."""
+    import math
+
+    power = min((3, 6, 9), key=lambda p: abs(math.log10(spread / 10**p / 30.0)))
+    unit = {3: "mV", 6: "uV", 9: "nV"}[power]
+    return Refusal(
+        f"file {recording.name}",
+        f"the channels vary by {spread:.3g} µV (median standard deviation)",
+        f"at most {LARGEST_PLAUSIBLE_UV:g} µV in the brain; the values seem 1e{power} too large",
+        f"write {unit} under 'units' in the sessions sheet, if the header states a wrong unit",
+    )
