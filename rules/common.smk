@@ -133,6 +133,20 @@ def fit_files(model, name):
     return files
 
 
+def first_fit(model, name):
+    """Give an input function: a file of the first fit, which figures of a single fit show."""
+
+    def file(wildcards):
+        return fit_files(model, name)(wildcards)[0]
+
+    return file
+
+
+def figure_companions(*figures):
+    """List the suffixes of what is written beside each figure's PNG."""
+    return [f"{figure}.{suffix}" for figure in figures for suffix in ("pdf", "tsv")]
+
+
 def checkpoint_folder(model):
     """Give a params function: where a fit keeps its checkpoints.
 

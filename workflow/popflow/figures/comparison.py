@@ -64,7 +64,7 @@ def draw(
     models: tuple[str, ...] = ("maestro", "urlost", "popt", "infinite_gpfa"),
     names: dict[str, str] | None = None,
 ) -> None:
-    """Draw one panel per task: a row per method, mean with its 95 % interval over seeds, seeds as dots.
+    """Draw a panel per task, a row per method: mean, 95 % interval over seeds, seeds as dots.
 
     Parameters
     ----------

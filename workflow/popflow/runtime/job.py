@@ -60,6 +60,7 @@ def job(snakemake: Any) -> Iterator[logging.Logger]:
             progress.show_on(None)
             logging.captureWarnings(False)
             os.dup2(terminal.fileno(), 2)
+            terminal.close()
 
 
 def _describe(snakemake: Any, log: logging.Logger) -> None:

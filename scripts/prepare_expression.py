@@ -1,0 +1,16 @@
+"""Prepare an expression matrix: log values, splits, statistics of training rows."""
+
+from popflow.inputs.expression import read_expression
+from popflow.prepare.expression import prepare_expression
+from popflow.runtime.files import write_h5ad, write_tsv
+from popflow.runtime.job import job
+
+with job(snakemake) as log:
+    settings, source = snakemake.params.settings, snakemake.params.source
+    path = (
+        snakemake.input.source[0] if source["source"].startswith("results/") else source["source"]
+    )
+    prepared, report = prepare_expression(read_expression(path, settings["orientation"]), settings)
+    log.info("%d samples, %d genes", *prepared.shape)
+    write_h5ad(prepared, snakemake.output.h5ad)
+    write_tsv(report, snakemake.output.qc)

@@ -1,0 +1,140 @@
+"""The command line: popflow init | check | inspect."""
+
+import json
+import sys
+import warnings
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from popflow.runtime.refusal import Refusal, Refusals
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Prepare, check and look at the inputs of the popflow workflow.",
+)
+
+
+@app.command()
+def check(
+    config: Annotated[Path, typer.Argument(help="The configuration.")] = Path("config/config.yaml"),
+) -> None:
+    """Find every mistake of a configuration and its sheets, before any job starts."""
+    from popflow.inputs.config import read_yaml, resolve_config
+
+    resolved = resolve_config(read_yaml(config), config.parent, str(config))
+    problems = []
+    for row in resolved.datasets.values():
+        problems += _check_files(row, resolved.stages["prepare"][row["dataset"]])
+    if problems:
+        raise Refusals(problems)
+    for name, row in resolved.datasets.items():
+        fits = [fit for fit in resolved.fits if fit["dataset"] == name]
+        models = sorted({fit["model"] for fit in fits})
+        typer.echo(f"{name}: {row['modality']}, {len(fits)} fits of {', '.join(models) or 'none'}")
+    typer.echo(f"{config} is in order. Next: snakemake --cores 2")
+
+
+def _check_files(row: dict[str, Any], settings: dict[str, Any]) -> list[Refusal]:
+    """Look at the head of every file of a dataset, and at what its settings say of it."""
+    from popflow.inputs import sheets
+
+    if row["source"] == sheets.SIMULATED:
+        return []
+    reader = import_module(f"popflow.inputs.{READERS[row['modality']]}")
+    try:
+        reader.check_source(row, sheets.read_units(row), settings)
+    except Refusal as refusal:
+        return [refusal]
+    except Refusals as refusals:
+        return refusals.refusals
+    return []
+
+
+READERS = {
+    "cytometry": "fcs",
+    "expression": "expression",
+    "intracranial": "recordings",
+    "placecells": "spikes",
+}
+
+
+@app.command()
+def inspect(
+    path: Annotated[Path, typer.Argument(help="A file or a folder.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    all_columns: Annotated[bool, typer.Option(help="Show every column, not the first 20.")] = False,
+) -> None:
+    """Tell what reading a file or folder gives: format, shape, names, units, means, warnings."""
+    from popflow.inputs.registry import describe
+
+    described = describe(path)
+    if as_json:
+        typer.echo(json.dumps(described, indent=2, default=str))
+        return
+    for key in ("modality", "format", "version", "shape", "rate_hz", "units"):
+        typer.echo(f"{key:10s} {described[key]}")
+    typer.echo(f"labels     {_shortened(described['labels'])}")
+    typer.echo(f"\n{'column':>6s}  {'name':30s} {'raw mean':>14s} {'first row':>14s}")
+    count = len(described["names"]) if all_columns else min(20, len(described["names"]))
+    first = described["first_row"] or []
+    for i in range(count):
+        value = f"{first[i]:14.6g}" if i < len(first) else " " * 14
+        mean = described["raw_mean"][i] if described["raw_mean"] else float("nan")
+        typer.echo(f"{i:6d}  {str(described['names'][i])[:30]:30s} {mean:14.6g} {value}")
+    if count < len(described["names"]):
+        typer.echo(f"        … {len(described['names']) - count} more (--all-columns)")
+    for warning in described["warnings"]:
+        typer.echo(f"warning: {warning}")
+    typer.echo(f"sheet row: {described['sheet_row']}")
+
+
+def _shortened(labels: Any) -> str:
+    text = str(labels)
+    return text if len(text) < 300 else text[:297] + "…"
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="A folder of files.")],
+    modality: Annotated[str, typer.Option(help="cytometry, intracranial, placecells, expression.")],
+    output: Annotated[Path, typer.Option(help="Where to write the sheet.")] = Path("sheet.tsv"),
+) -> None:
+    """Write a sheet with one row per file of a folder; you fill in what the files do not tell."""
+    from popflow.inputs.registry import describe, find_files
+    from popflow.runtime.files import atomic
+
+    if output.exists():
+        fix = "give another name with --output, or remove it"
+        raise Refusal(f"file {output}", "it exists already", "a new file", fix)
+    rows = []
+    for file in find_files(folder, modality):
+        row = describe(file)["sheet_row"]
+        rows.append(row | {"path": str(file.relative_to(folder))} if "path" in row else row)
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    with atomic(output) as temporary:
+        lines = ["\t".join(columns)]
+        lines += ["\t".join(str(row.get(column, "")) for column in columns) for row in rows]
+        temporary.write_text("\n".join(lines) + "\n")
+    typer.echo(
+        f"{output}: {len(rows)} rows. Fill in the empty cells, then name it in datasets.tsv:"
+    )
+    typer.echo(f"  dataset=mydata  modality={modality}  source={folder.resolve()}  sheet={output}")
+
+
+def main() -> None:
+    """Run the command line; a refusal is one message on standard error and exit code 1."""
+    warnings.simplefilter("ignore")
+    try:
+        app()
+    except (Refusal, Refusals) as refusal:
+        sys.stderr.write(f"{refusal}\n")
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()
