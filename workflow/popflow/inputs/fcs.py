@@ -1,0 +1,434 @@
+"""Flow Cytometry Standard files (FCS 2.0, 3.0, 3.1): what the instrument wrote, as linear values.
+
+FlowIO reads HEADER and TEXT. The events are decoded here, straight from the file's bytes: of the
+containers that instruments write, FlowIO leaves 24-bit integers, mixed widths and ambiguous data
+offsets to the caller, and it holds several copies of the events.
+"""
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from popflow.runtime.refusal import Refusal
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+log = logging.getLogger(__name__)
+
+HEADER_BYTES = 58
+LITTLE, BIG, SWAPPED = ("1,2,3,4", "1,2"), ("4,3,2,1", "2,1"), "3,4,1,2"
+CHUNK_EVENTS = 100_000
+COMPENSATED_NAMES = ("Comp-", "FJComp-", "<")
+
+
+@dataclass
+class Fcs:
+    """An open FCS data set; events stay on disk until `read`.
+
+    Attributes
+    ----------
+    path : Path
+    version : str
+        E.g. ``"3.1"``.
+    events : int
+    channels : DataFrame
+        name ($PnN), marker ($PnS, empty when blank), range ($PnR), gain ($PnG), decades and
+        log_zero ($PnE), bits ($PnB).
+    spillover : (list of str, (n, n) array) or None
+        Channel names and matrix; entry (i, j) is the share of i seen in detector j.
+    text : dict
+        Keywords in lower case without ``$``.
+    warnings : list of str
+        What was odd and how it was read.
+    """
+
+    path: Path
+    version: str
+    events: int
+    channels: "pd.DataFrame"
+    spillover: "tuple[list[str], np.ndarray] | None"
+    text: dict[str, str]
+    start: int
+    kind: str
+    order: str
+    warnings: list[str] = field(default_factory=list)
+
+    def read(self, linear: bool = True) -> "np.ndarray":
+        """Decode all events.
+
+        Parameters
+        ----------
+        linear : bool
+            Undo log amplifiers (integers only: ``10**(f1 x / R) f2``), divide by the gain, scale
+            the time channel by ``$TIMESTEP``. False gives the stored numbers.
+
+        Returns
+        -------
+        (events, channels) float32 array
+        """
+        raw = _decode(self)
+        return _linearise(raw, self) if linear else raw
+
+    @property
+    def limits(self) -> "np.ndarray":
+        """Largest value that each channel can hold, linear, (channels,); inf where none is told."""
+        import numpy as np
+
+        top = []
+        for channel in self.channels.to_dict("records"):
+            last = channel["range"] - 1
+            if last <= 0 or channel["name"].upper() == "TIME":
+                top.append(np.inf)
+            elif self.kind == "I" and channel["decades"] > 0:
+                decades = channel["decades"] * last / channel["range"]
+                top.append(10.0**decades * channel["log_zero"])
+            else:
+                top.append(last / (channel["gain"] or 1.0))
+        return np.array(top, np.float32)
+
+    @property
+    def compensated(self) -> bool:
+        """Whether the channel names say that the export is compensated already."""
+        return any(name.startswith(COMPENSATED_NAMES) for name in self.channels["name"])
+
+
+def open_fcs(path: str | Path, data_set: int | None = None) -> Fcs:
+    """Open an FCS file and check that its events are all there.
+
+    Parameters
+    ----------
+    path : str or Path
+    data_set : int, optional
+        Of a file with several data sets (LMD), counted from 0. Default: the last one of the
+        newest FCS version.
+
+    Raises
+    ------
+    Refusal
+        When the file is empty, no FCS file, cut off, or of a kind that is not read.
+    """
+    import pandas as pd
+
+    path = Path(path)
+    size = _check_magic(path)
+    data, offset = _data_set(path, data_set)
+    text = {key.strip().lower(): value.strip() for key, value in data.text.items()}
+    notes: list[str] = []
+    count = _integer(text, "par", path)
+    channels = pd.DataFrame([_channel(text, n, path) for n in range(1, count + 1)])
+    kind = text.get("datatype", "").upper()
+    if kind not in ("I", "F", "D") or text.get("mode", "L").upper() != "L":
+        found = f"$DATATYPE {kind or 'absent'}, $MODE {text.get('mode', 'absent')}"
+        raise _refuse(path, found, "list mode with integers or floats", "export it as FCS 3.1")
+    channels["bytes"] = _widths(channels, kind, path)
+    start, events = _place(data, text, channels, offset, size, notes, path)
+    fcs = Fcs(
+        path=path,
+        version=data.version,
+        events=events,
+        channels=channels,
+        spillover=None,
+        text=text,
+        start=start,
+        kind=kind,
+        order=_byte_order(text, path),
+        warnings=notes,
+    )
+    fcs.spillover = read_spillover(text, channels["name"].tolist(), path, notes)
+    for note in notes:
+        log.warning("%s: %s", path, note)
+    return fcs
+
+
+def _refuse(path: Path, found: str, accepted: str, fix: str) -> Refusal:
+    return Refusal(f"file {path}", found, accepted, fix)
+
+
+def _check_magic(path: Path) -> int:
+    """Give the size of the file, if it begins as an FCS file does."""
+    again = "export or copy the file again"
+    if not path.is_file():
+        raise _refuse(path, "no such file", "an FCS file", "mend the path in the samples sheet")
+    size = path.stat().st_size
+    with open(path, "rb") as handle:
+        head = handle.read(HEADER_BYTES)
+    if not head:
+        raise _refuse(path, "the file is empty (0 bytes)", "an FCS file with events", again)
+    if not head.startswith(b"FCS"):
+        found = f"it begins with {head[:6]!r}, not with FCS"
+        raise _refuse(path, found, "an FCS 2.0, 3.0 or 3.1 file", "mend the path, or export as FCS")
+    if len(head) < HEADER_BYTES:
+        found = f"it is cut off after {size} bytes, inside its HEADER"
+        raise _refuse(path, found, "a whole FCS file", again)
+    return size
+
+
+def _data_set(path: Path, wanted: int | None) -> tuple[Any, int]:
+    """Parse HEADER and TEXT of the wanted data set; give it and where it begins."""
+    import flowio
+
+    found: list[tuple[Any, int]] = []
+    offset = 0
+    while True:
+        try:
+            data = flowio.FlowData(
+                path,
+                ignore_offset_error=True,
+                ignore_offset_discrepancy=True,
+                use_header_offsets=True,
+                only_text=True,
+                nextdata_offset=offset,
+            )
+            following = int(data.text.get("nextdata", "0") or 0)
+        except Exception as error:  # FlowIO raises anything, from KeyError to struct.error
+            if found:
+                break
+            reason = " ".join(str(error).split()) or type(error).__name__
+            state = "it is cut off" if "greater than file size" in reason else "unreadable"
+            found = f"{state} at {path.stat().st_size} bytes ({type(error).__name__}: {reason})"
+            fix = "export or copy the file again"
+            raise _refuse(path, found, "a whole FCS file", fix) from error
+        found.append((data, offset))
+        offset += following
+        if following <= 0 or offset + HEADER_BYTES > path.stat().st_size:
+            break
+    if wanted is not None and not 0 <= wanted < len(found):
+        fix = "mend 'data_set' in the samples sheet"
+        raise _refuse(path, f"no data set {wanted}", f"0 to {len(found) - 1}", fix)
+    newest = max(data.version for data, _ in found)
+    default = max(i for i, (data, _) in enumerate(found) if data.version == newest)
+    return found[default if wanted is None else wanted]
+
+
+def _integer(text: dict[str, str], key: str, path: Path) -> int:
+    try:
+        return int(float(text[key]))
+    except (KeyError, ValueError):
+        found = f"${key.upper()} is {text.get(key, 'absent')!r}"
+        raise _refuse(path, found, "a number", "export the file again") from None
+
+
+def _number(value: str | None, otherwise: float) -> float:
+    try:
+        return float(str(value).replace(",", "."))
+    except ValueError:
+        return otherwise
+
+
+def _channel(text: dict[str, str], n: int, path: Path) -> dict[str, Any]:
+    """Gather the keywords of channel n."""
+    if f"p{n}n" not in text:
+        raise _refuse(path, f"no $P{n}N", f"a name for channel {n}", "export the file again")
+    decades, _, zero = text.get(f"p{n}e", "0,0").partition(",")
+    return {
+        "name": text[f"p{n}n"],
+        "marker": text.get(f"p{n}s", ""),
+        "range": _number(text.get(f"p{n}r"), 0.0),
+        "gain": _number(text.get(f"p{n}g"), 1.0),
+        "decades": _number(decades, 0.0),
+        "log_zero": _number(zero, 0.0) or 1.0,
+        "bits": int(_number(text.get(f"p{n}b"), 32)),
+    }
+
+
+def _widths(channels: "pd.DataFrame", kind: str, path: Path) -> list[int]:
+    """Give the bytes of each channel's container."""
+    if kind != "I":
+        return [4 if kind == "F" else 8] * len(channels)
+    odd = channels[~channels["bits"].isin([8, 16, 24, 32, 64])]
+    if len(odd):
+        row = odd.iloc[0]
+        raise _refuse(
+            path,
+            f"channel {row['name']!r} has integers of {row['bits']} bits",
+            "8, 16, 24, 32 or 64 bits",
+            "export the file as FCS 3.1",
+        )
+    return (channels["bits"] // 8).tolist()
+
+
+def _byte_order(text: dict[str, str], path: Path) -> str:
+    order = text.get("byteord", "").replace(" ", "")
+    if order in LITTLE or order == SWAPPED:
+        return SWAPPED if order == SWAPPED else "<"
+    if order in BIG:
+        return ">"
+    accepted = f"{', '.join(LITTLE + BIG)} or {SWAPPED}"
+    raise _refuse(path, f"$BYTEORD is {order!r}", accepted, "export the file again")
+
+
+def _place(data, text, channels, offset, size, notes, path) -> tuple[int, int]:
+    """Decide where the events begin and how many there are.
+
+    HEADER and TEXT each name a place. A pair is admissible when it shares no byte with HEADER and
+    TEXT and its length is that of ``$TOT`` events, or one byte more. HEADER wins a tie, unless
+    TEXT's pair follows the TEXT segment directly. A wrong end is mended where the events fit.
+    """
+    width = int(channels["bytes"].sum())
+    expected = _integer(text, "tot", path) * width
+    header = (data.header["data_start"], data.header["data_stop"])
+    keywords = tuple(int(_number(text.get(key), 0)) for key in ("begindata", "enddata"))
+    first, last = data.header["text_start"], data.header["text_stop"]
+
+    def free(begin: int) -> bool:
+        return begin >= HEADER_BYTES and (begin > last or begin + expected <= first)
+
+    named = [pair for pair in (header, keywords) if free(pair[0])]
+    pairs = [(b, e) for b, e in named if e - b + 1 in (expected, expected + 1)]
+    if len(pairs) == 2 and header[0] != keywords[0]:
+        pairs.sort(key=lambda pair: pair[0] != last + 1)
+        notes.append(
+            f"HEADER places the events at {header}, TEXT at {keywords}: {pairs[0]} is used"
+        )
+    begin = (pairs or named or [(last + 1, 0)])[0][0]
+    if offset + begin + expected > size:
+        there = max(size - offset - begin, 0) // width
+        found = f"it is cut off: {there} of {expected // width} events are there"
+        raise _refuse(path, found, "a whole FCS file", "export or copy the file again")
+    if not pairs:
+        notes.append(f"HEADER {header} and TEXT {keywords} end the events wrong; $TOT is used")
+    return offset + begin, expected // width
+
+
+def _decode(fcs: Fcs) -> "np.ndarray":
+    """Turn the bytes of the events into float32, a chunk of events at a time."""
+    import numpy as np
+
+    widths = fcs.channels["bytes"].tolist()
+    out = np.empty((fcs.events, len(widths)), np.float32)
+    stored = np.memmap(fcs.path, np.uint8, "r", fcs.start, (fcs.events, sum(widths)))
+    order = "<" if fcs.order == SWAPPED else fcs.order
+    for first in range(0, fcs.events, CHUNK_EVENTS):
+        rows = slice(first, first + CHUNK_EVENTS)
+        chunk = np.ascontiguousarray(stored[rows])
+        if fcs.kind in "FD" and fcs.order != SWAPPED:
+            out[rows] = chunk.view(f"{order}f{widths[0]}")
+            continue
+        place = 0
+        for column, width in enumerate(widths):
+            piece = chunk[:, place : place + width]
+            out[rows, column] = _column(piece, fcs, fcs.channels.iloc[column])
+            place += width
+    return out
+
+
+def _column(piece: "np.ndarray", fcs: Fcs, channel: "pd.Series") -> "np.ndarray":
+    """Decode one channel; integers lose the bits above their range, where flags may stand."""
+    import math
+
+    import numpy as np
+
+    if fcs.order == SWAPPED and piece.shape[1] == 4:
+        piece = piece[:, [2, 3, 0, 1]]
+    if fcs.order == ">":
+        piece = piece[:, ::-1]
+    if fcs.kind != "I":
+        return np.ascontiguousarray(piece).view(f"<f{piece.shape[1]}")[:, 0]
+    padded = np.zeros((len(piece), 8), np.uint8)
+    padded[:, : piece.shape[1]] = piece
+    values = padded.view("<u8")[:, 0]
+    if 1 < channel["range"] < 2.0 ** (8 * piece.shape[1]):
+        values = values & np.uint64(2 ** math.ceil(math.log2(channel["range"])) - 1)
+    return values
+
+
+def _linearise(x: "np.ndarray", fcs: Fcs) -> "np.ndarray":
+    """Undo amplifiers and gains in place."""
+    time_seen = False
+    for column, channel in enumerate(fcs.channels.to_dict("records")):
+        if channel["name"].upper() == "TIME" and not time_seen:
+            time_seen = True
+            x[:, column] *= _number(fcs.text.get("timestep"), 1.0) or 1.0
+        elif fcs.kind == "I" and channel["decades"] > 0 and channel["range"] > 0:
+            power = channel["decades"] * x[:, column] / channel["range"]
+            x[:, column] = 10.0**power * channel["log_zero"]
+        elif channel["gain"] not in (0.0, 1.0):
+            x[:, column] /= channel["gain"]
+    return x
+
+
+def read_spillover(
+    text: dict[str, str], names: list[str], path: Path, notes: list[str] | None = None
+) -> "tuple[list[str], np.ndarray] | None":
+    """Parse ``$SPILLOVER``, ``SPILL`` or ``$COMP``: n, n names, n x n numbers row by row.
+
+    Raises
+    ------
+    Refusal
+        When the matrix names a channel that the file lacks, unless it does nothing there.
+    """
+    import numpy as np
+
+    notes = notes if notes is not None else []
+    keys = [key for key in ("spillover", "spill", "comp") if text.get(key)]
+    if not keys:
+        return None
+    fields = [part.strip().strip('"') for part in text[keys[0]].split(",")]
+    n = int(_number(fields[0], 0))
+    if n < 1 or len(fields) < 1 + n + n * n:
+        notes.append(f"${keys[0].upper()} holds no {n} x {n} matrix and is not used")
+        return None
+    listed = [_resolve_name(name, names) for name in fields[1 : n + 1]]
+    try:
+        matrix = np.array(fields[n + 1 : n + 1 + n * n], float).reshape(n, n)
+    except ValueError:
+        notes.append(f"${keys[0].upper()} holds values that are no numbers and is not used")
+        return None
+    keep = [i for i, name in enumerate(listed) if name in names]
+    for i in set(range(n)) - set(keep):
+        unit = np.eye(n)[i]
+        if not (np.array_equal(matrix[i], unit) and np.array_equal(matrix[:, i], unit)):
+            raise _refuse(
+                path,
+                f"the spillover matrix names {listed[i]!r}, and the file has no such channel",
+                f"channels of the file: {', '.join(names)}",
+                "mend $SPILLOVER, or set compensate to off",
+            )
+    return [listed[i] for i in keep], matrix[np.ix_(keep, keep)]
+
+
+def _resolve_name(name: str, names: list[str]) -> str:
+    """Give the channel that a spillover matrix means; some instruments write its number."""
+    if name not in names and name.isdigit() and 1 <= int(name) <= len(names):
+        return names[int(name) - 1]
+    return name
+
+
+def compensate(
+    x: "np.ndarray", names: list[str], spillover: "tuple[list[str], np.ndarray]", where: str
+) -> "np.ndarray":
+    """Solve ``X_compensated S = X_observed`` for the fluorescence channels, in place.
+
+    Parameters
+    ----------
+    x : (events, channels) float array
+    names : list of str
+        Of the columns of x.
+    spillover : (list of str, (n, n) array)
+    where : str
+        Names the file in a refusal.
+
+    Raises
+    ------
+    Refusal
+        When the matrix cannot be solved safely (condition number above 1000).
+    """
+    import numpy as np
+
+    listed, matrix = spillover
+    condition = float(np.linalg.cond(matrix))
+    if not condition < 1e3:
+        raise Refusal(
+            where,
+            f"the spillover matrix has condition number {condition:.3g}",
+            "below 1000",
+            "mend $SPILLOVER, or set compensate to off",
+        )
+    columns = [names.index(name) for name in listed]
+    for first in range(0, len(x), CHUNK_EVENTS):
+        rows = slice(first, first + CHUNK_EVENTS)
+        x[rows, columns] = np.linalg.solve(matrix.T, x[rows, columns].T.astype(float)).T
+    return x
