@@ -45,7 +45,7 @@ lint: setup
 	$(BIN)/python -m snakemake --lint
 
 docs: setup
-	$(BIN)/python -m popflow.cli document
+	$(BIN)/python docs/generate.py
 
 clean:
 	rm -rf results logs checkpoints

@@ -59,4 +59,6 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # The same flag as use_deterministic_algorithms(True, warn_only=True), which takes seconds to
+    # import a compiler that is not used here.
+    torch.set_deterministic_debug_mode("warn")
