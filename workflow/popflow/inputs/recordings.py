@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from popflow.inputs import sheets
 from popflow.inputs.sidecars import find_sidecar, read_sidecar, read_sidecar_json
 from popflow.runtime.refusal import Refusal
 
@@ -20,7 +21,14 @@ TO_MICROVOLT = {"V": 1e6, "mV": 1e3, "uV": 1.0, "µV": 1.0, "μV": 1.0, "nV": 1e
 TO_MILLIMETRE = {"m": 1000.0, "cm": 10.0, "mm": 1.0}
 LARGEST_PLAUSIBLE_UV = 5000.0
 CORTICAL_KINDS = ("SEEG", "ECOG", "DBS")
-_MNE_KINDS = {"seeg": "SEEG", "ecog": "ECOG", "dbs": "DBS", "eeg": "", "misc": "MISC", "bio": "MISC"}
+_MNE_KINDS = {
+    "seeg": "SEEG",
+    "ecog": "ECOG",
+    "dbs": "DBS",
+    "eeg": "",
+    "misc": "MISC",
+    "bio": "MISC",
+}
 
 
 @dataclass
@@ -116,6 +124,27 @@ def read_recording(row: dict[str, str]) -> Recording:
         events=events,
         read=read,
     )
+
+
+def session_row(source: dict[str, Any], session: str) -> dict[str, str]:
+    """Find a session in the sheet of a dataset.
+
+    Parameters
+    ----------
+    source : dict
+        A row of the datasets sheet.
+    session : str
+
+    Returns
+    -------
+    dict of str to str
+        The session's row, all its paths absolute or relative to the working directory.
+    """
+    row = next(unit for unit in sheets.read_units(source) if unit["session"] == session)
+    for column in ("electrodes", "channels", "events"):
+        if column in row:
+            row[column] = str(Path(source["source"]) / row[column])
+    return row
 
 
 def recording_file(path: str | Path) -> Path:

@@ -162,6 +162,39 @@ class BandPower(_Fixed):
         return np.log10(np.stack(columns, axis=-1) + 1e-6).astype(np.float32)
 
 
+@dataclass(frozen=True)
+class Spectrogram(_Fixed):
+    """A plain log spectrogram for the linear reference: 5 stretches of time × 15 Hz up to 200 Hz.
+
+    The short-time spectrum has PopT's frames (195 ms every 24 ms), without z-score.
+    """
+
+    name: str = "spectrogram"
+    stretches: int = 5
+
+    @property
+    def groups(self) -> int:
+        """Groups of three bins that lie below the Nyquist frequency."""
+        return min(BINS, round(FRAME_S * self.rate) // 2) // 3
+
+    @property
+    def dim(self) -> int:
+        """Stretches times groups of bins."""
+        return self.stretches * self.groups
+
+    def encode(self, x: np.ndarray) -> np.ndarray:
+        """Encode windows; see `Encoder`."""
+        from scipy.signal import stft
+
+        frame, hop = round(FRAME_S * self.rate), round(HOP_S * self.rate)
+        _, _, spectrum = stft(x, self.rate, nperseg=frame, noverlap=frame - hop, axis=-1)
+        bins = np.abs(spectrum[..., : 3 * self.groups, :])
+        grouped = bins.reshape(*bins.shape[:-2], self.groups, 3, bins.shape[-1]).mean(-2)
+        pieces = np.array_split(grouped, self.stretches, axis=-1)
+        means = np.stack([piece.mean(-1) for piece in pieces], axis=-2)
+        return np.log10(means + 1e-6).reshape(*x.shape[:-1], -1).astype(np.float32)
+
+
 ENCODERS = {"stft-center": StftCenter, "bandpower": BandPower}
 
 

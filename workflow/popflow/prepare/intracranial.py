@@ -5,6 +5,7 @@ The recording is streamed: one chunk of voltages and one chunk of vectors are in
 
 import logging
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from popflow.inputs.recordings import CORTICAL_KINDS, Recording, check_voltages
-from popflow.prepare.encoders import Encoder, temporal_encoder
+from popflow.prepare.encoders import Encoder, Spectrogram, temporal_encoder
 from popflow.prepare.montage import Reference, lip_coordinates, parse_contact, rereference
 from popflow.runtime.files import atomic, read_json, read_tsv, write_json, write_tsv
 from popflow.runtime.fingerprints import file_fingerprint
@@ -42,6 +43,8 @@ class Session:
         index, start_sample, t_s, part (train, validation, test, purged), target columns.
     event_features : ndarray
         (events, channels, dim), memory-mapped.
+    event_spectrogram : ndarray
+        (events, channels, entries), memory-mapped; for the linear reference.
     events : DataFrame
         The events that have features: event, sample, t_s, part and the label columns.
     electrodes : DataFrame
@@ -58,6 +61,7 @@ class Session:
     features: np.ndarray
     windows: "pd.DataFrame"
     event_features: np.ndarray
+    event_spectrogram: np.ndarray
     events: "pd.DataFrame"
     electrodes: "pd.DataFrame"
     lip: np.ndarray
@@ -81,7 +85,8 @@ def prepare_session(
     settings : dict
         As ``prepare-intracranial.schema.yaml`` describes.
     folder : path
-        Gets features.npy, windows.tsv, event_features.npy, events.tsv, electrodes.tsv, meta.json.
+        Gets features.npy, windows.tsv, event_features.npy, event_spectrogram.npy, events.tsv,
+        electrodes.tsv, meta.json.
 
     Raises
     ------
@@ -109,15 +114,20 @@ def prepare_session(
     log.info("%d windows, %d events, %.1f MB of features", *counts, size / 1e6)
     line, notches = _notch(recording, settings)
     stream = _referenced(recording, names, reference, notches, settings["chunk_s"])
-    shape = (len(reference.kept), encoder.dim)
-    paths = [folder / "features.npy", folder / "event_features.npy"]
-    starts = [windows["start_sample"].to_numpy(), usable["sample"].to_numpy()]
-    _encode_all(stream, starts, paths, encoder, width, shape, settings["dtype"])
+    starts, at_events = windows["start_sample"].to_numpy(), usable["sample"].to_numpy()
+    spectrogram = Spectrogram(recording.rate, width / recording.rate)
+    jobs = [
+        EncodingJob(folder / "features.npy", starts, encoder),
+        EncodingJob(folder / "event_features.npy", at_events, encoder),
+        EncodingJob(folder / "event_spectrogram.npy", at_events, spectrogram),
+    ]
+    _encode_all(stream, jobs, len(reference.kept), width, settings["dtype"])
     for target in settings["targets"]:
-        windows[f"target_{target}"] = _target(recording, target, starts[0], width)
+        windows[f"target_{target}"] = _target(recording, target, starts, width)
     write_tsv(windows, folder / "windows.tsv")
     write_tsv(events, folder / "events.tsv")
     write_tsv(electrodes, folder / "electrodes.tsv")
+    files = [job.path.name for job in jobs] + ["windows.tsv", "events.tsv", "electrodes.tsv"]
     meta = {
         "session": row["session"],
         "subject": row.get("subject", row["session"]),
@@ -130,7 +140,7 @@ def prepare_session(
         "notch_hz": line,
         "reference": settings["reference"],
         "versions": {name: metadata.version(name) for name in ("popflow", "mne", "scipy", "numpy")},
-        "content": file_fingerprint(paths[0]),
+        "content": {file: file_fingerprint(folder / file) for file in files},
     }
     write_json(meta, folder / "meta.json")
 
@@ -151,6 +161,7 @@ def load_session(folder: str | Path) -> Session:
         features=np.load(folder / "features.npy", mmap_mode="r"),
         windows=read_tsv(folder / "windows.tsv"),
         event_features=np.load(folder / "event_features.npy", mmap_mode="r"),
+        event_spectrogram=np.load(folder / "event_spectrogram.npy", mmap_mode="r"),
         events=events,
         electrodes=electrodes,
         lip=lip_coordinates(xyz, frame, f"file {folder / 'electrodes.tsv'}"),
@@ -351,56 +362,70 @@ def _referenced(
         yield start, reference.weights @ x
 
 
+@dataclass
+class EncodingJob:
+    """Windows that start at ascending samples, the encoder for them, and the file they go to."""
+
+    path: Path
+    starts: np.ndarray
+    encoder: Encoder
+    done: int = 0
+
+
 def _encode_all(
     stream: Iterator[tuple[int, np.ndarray]],
-    starts: list[np.ndarray],
-    paths: list[Path],
-    encoder: Encoder,
+    jobs: list[EncodingJob],
+    channels: int,
     width: int,
-    shape: tuple[int, int],
     dtype: str,
 ) -> None:
-    """Encode windows at several lists of ascending starts in one pass over the recording."""
-    with atomic(paths[0]) as first, atomic(paths[1]) as second:
-        outputs = [
-            np.lib.format.open_memmap(path, "w+", dtype=dtype, shape=(len(places), *shape))
-            if len(places)
-            else np.zeros((0, *shape), dtype=dtype)
-            for path, places in zip((first, second), starts, strict=True)
-        ]
-        done, kept, origin = [0, 0], np.zeros((shape[0], 0)), 0
+    """Do all jobs in one pass over the recording; files appear when all are whole."""
+    with ExitStack() as stack:
+        outputs = []
+        for job in jobs:
+            path, shape = stack.enter_context(atomic(job.path)), (len(job.starts), channels)
+            outputs.append(_open_array(path, (*shape, job.encoder.dim), dtype))
+        kept, origin = np.zeros((channels, 0)), 0
         for start, x in stream:
             kept = np.concatenate([kept, x], axis=1)
             end = start + x.shape[1]
-            for which, places in enumerate(starts):
-                last = int(np.searchsorted(places, end - width, side="right"))
-                _encode_some(outputs[which], done[which], places, last, kept, origin, encoder, width)
-                done[which] = max(done[which], last)
+            for job, output in zip(jobs, outputs, strict=True):
+                last = int(np.searchsorted(job.starts, end - width, side="right"))
+                _encode_some(output, job, last, kept, origin, width)
             cut = max(0, end - width + 1 - origin)
             kept, origin = kept[:, cut:], origin + cut
-        for path, output in zip((first, second), outputs, strict=True):
+        for output in outputs:
             if isinstance(output, np.memmap):
                 output.flush()
-            else:
-                np.save(path, output)
+
+
+def _open_array(path: Path, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Make a mapped .npy file; an empty one cannot be mapped and is written at once."""
+    if 0 not in shape:
+        return np.lib.format.open_memmap(path, "w+", dtype=dtype, shape=shape)
+    empty = np.zeros(shape, dtype=dtype)
+    np.save(path, empty)
+    return empty
 
 
 def _encode_some(
     output: np.ndarray,
-    first: int,
-    places: np.ndarray,
+    job: EncodingJob,
     last: int,
     kept: np.ndarray,
     origin: int,
-    encoder: Encoder,
     width: int,
     batch: int = 32,
 ) -> None:
-    """Encode the windows first … last - 1 from the samples in memory."""
+    """Encode the windows up to number `last` from the samples in memory, `origin` the first."""
+    if last <= job.done:
+        return
     views = np.lib.stride_tricks.sliding_window_view(kept, width, axis=1)
-    for begin in range(first, last, batch):
-        chosen = places[begin : min(begin + batch, last)] - origin
-        output[begin : begin + len(chosen)] = encoder.encode(views[:, chosen].swapaxes(0, 1))
+    for begin in range(job.done, last, batch):
+        chosen = job.starts[begin : min(begin + batch, last)] - origin
+        vectors = job.encoder.encode(views[:, chosen].swapaxes(0, 1))
+        output[begin : begin + len(chosen)] = vectors
+    job.done = last
 
 
 def _target(recording: Recording, name: str, starts: np.ndarray, width: int) -> np.ndarray:

@@ -59,7 +59,9 @@ def simulate_intracranial(folder: str | Path, settings: dict[str, Any]) -> None:
     names = unit_ids(settings)
     for name in names:
         _write_session(folder, name, sources, settings)
-    write_json({"Name": "Simulated iEEG", "BIDSVersion": "1.9.0"}, folder / "dataset_description.json")
+    write_json(
+        {"Name": "Simulated iEEG", "BIDSVersion": "1.9.0"}, folder / "dataset_description.json"
+    )
     sheet = pd.DataFrame({"session": names, "subject": names})
     sheet["path"] = [f"{name}/ieeg/{name}_task-events_ieeg.vhdr" for name in names]
     first_held_out = len(names) - settings["held_out"]
@@ -126,7 +128,8 @@ def _slow_sources(events: "pd.DataFrame", name: str, settings: dict[str, Any]) -
     slow = rng.standard_normal((settings["sources"], len(BANDS), length))
     slow = gaussian_filter1d(slow, settings["timescale_s"] * SLOW_RATE / 2, mode="wrap")
     slow /= slow.std(axis=-1, keepdims=True)
-    fifth = max(1, settings["sources"] // 5)
+    varied = max(1, round(settings["gain_sources"] * settings["sources"]))
+    shifted = max(1, round(settings["shift_sources"] * settings["sources"]))
     # Both gains keep the mean of the squares at 1, so that the whole recording has unit variance.
     low = np.sqrt(2.0 / (1.0 + settings["gain_ratio"] ** 2))
     time = np.arange(length) / SLOW_RATE
@@ -134,8 +137,8 @@ def _slow_sources(events: "pd.DataFrame", name: str, settings: dict[str, Any]) -
     for event in events.itertuples():
         inside = (time >= event.onset - margin) & (time < event.onset + event.duration + margin)
         gain = low * (settings["gain_ratio"] if event.gain == "high" else 1.0)
-        slow[:fifth, :, inside] *= gain
-        slow[-fifth:, :, inside] += settings["shift"] * (0.5 if event.shift == "up" else -0.5)
+        slow[:varied, :, inside] *= gain
+        slow[-shifted:, :, inside] += settings["shift"] * (0.5 if event.shift == "up" else -0.5)
     return slow
 
 

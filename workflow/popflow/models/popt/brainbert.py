@@ -1,4 +1,4 @@
-"""The BrainBERT network (Wang et al., ICLR 2023): the temporal encoder that PopT was published with."""
+"""BrainBERT (Wang et al., ICLR 2023), the temporal encoder that PopT was published with."""
 
 from dataclasses import dataclass
 from pathlib import Path
