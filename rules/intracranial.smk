@@ -17,6 +17,12 @@ def preset_of_first_fit(wildcards):
     return fit_of(wildcards.dataset, "popt", variant)["settings"]
 
 
+def pretraining_settings(wildcards):
+    """Give a fit's settings without those of fine-tuning, which do not concern pretraining."""
+    settings = fit_settings("popt")(wildcards)
+    return {key: value for key, value in settings.items() if key != "finetune"}
+
+
 rule simulate_intracranial:
     output:
         sheet="results/{dataset}/source/sessions.tsv",
@@ -86,7 +92,7 @@ rule pretrain_popt:
     resources:
         mem_mb=3000,
     params:
-        settings=fit_settings("popt"),
+        settings=pretraining_settings,
         device=device(),
         checkpoints=checkpoint_folder("popt"),
         code=code("models.popt", "prepare.intracranial"),
