@@ -218,6 +218,7 @@ def fit_maestro(
     out: str | Path,
     checkpoints: str | Path | None = None,
     device: str = "cpu",
+    title: str = "maestro",
     facts: dict[str, Any] | None = None,
 ) -> Maestro:
     """Fit a prepared cohort's training samples and embed all of its samples.
@@ -233,6 +234,8 @@ def fit_maestro(
         Gets ``model.safetensors``, ``model.json``, ``history.tsv`` and ``embedding.h5ad``.
     checkpoints : path, optional
     device : {"cpu", "cuda", "auto"}
+    title : str
+        Shown beside the progress.
     facts : dict, optional
         Added to ``model.json``: variant, code fingerprint …
     """
@@ -247,7 +250,7 @@ def fit_maestro(
         {name: samples[name] for name in test_ids},
         scaling,
         checkpoints,
-        title=f"maestro {out.parent.name} seed {seed}",
+        title,
     )
     write_h5ad(_embedding(model, samples, cohort), out / "embedding.h5ad")
     history = model.history

@@ -8,6 +8,7 @@ token. B samples, N cells, D markers, d hidden width, L latent width.
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 import torch.nn.functional as F
@@ -301,6 +302,11 @@ class Encoder(nn.Module):
         mean, sd : (d,) Tensor
             Of the last states of the cells.
         """
+        if (whole := _only_one(chunks())) is not None:
+            x = self.states(whole[None])
+            pooled = self.pool(x)[:, 0]
+            z = pooled if self.standardiser is None else self.standardiser(pooled)
+            return z[0], x[0].mean(0), x[0].std(0, correction=0)
         done: list[Tensor] = []
         for block in self.blocks:
             attention = Softmax(block.gather, block.points)
@@ -327,6 +333,12 @@ class Encoder(nn.Module):
         for block, points in zip(self.blocks, done, strict=False):
             x = block.apply_points(x, points)
         return x
+
+
+def _only_one(chunks: Iterable[Tensor]) -> Tensor | None:
+    """Give the chunk of a set that has just one."""
+    taken = list(islice(chunks, 2))
+    return taken[0] if len(taken) == 1 else None
 
 
 class Decoder(nn.Module):

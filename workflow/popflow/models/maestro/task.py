@@ -209,7 +209,7 @@ class MaestroTask(Task):
         """
         weights, markers = self.settings["loss"], cells.shape[-1]
         decoded, shares = self.module.decoder(z, visible, cells.shape[1] - visible)
-        target = cells[:, : self.settings["views"]["target_cells"]]
+        target = cells[:, : self.settings["views"]["target_cells"]].contiguous()
         even = target.new_full(target.shape[:2], 1.0 / target.shape[1])
         with torch.autocast(target.device.type, enabled=False):
             if done < weights["sinkhorn_from"]:
@@ -270,7 +270,7 @@ class MaestroTask(Task):
             decoded, shares = network.decoder(
                 network.student(visible), visible.shape[1], cells.shape[1] - visible.shape[1]
             )
-            target = cells[:, : self.settings["views"]["target_cells"]]
+            target = cells[:, : self.settings["views"]["target_cells"]].contiguous()
             even = target.new_full(target.shape[:2], 1.0 / target.shape[1])
             distance = objective.energy_distance(target, decoded, even, shares)
             row["held_out_energy"] = float(distance) / cells.shape[-1] ** 0.5
@@ -281,10 +281,12 @@ class MaestroTask(Task):
         limits, row = self.settings["collapse"], history[-1]
         if len(history) < limits["after"] or len(self.samples) < 3:
             return None
-        if row.get("target_entropy", 0.0) > limits["entropy"]:
-            return f"collapse: the targets' entropy is {row['target_entropy']:.3f} ln L"
-        if row["effective_rank"] < limits["rank"]:
-            return f"collapse: the effective rank of the vectors is {row['effective_rank']:.2f}"
+        spread, rank = row.get("target_entropy", 1.0), row["effective_rank"]
+        if spread > limits["entropy"] and rank < limits["rank"]:
+            return (
+                f"collapse: the effective rank of the sample vectors is {rank:.2f}, and the "
+                f"teacher's targets have {spread:.3f} of the largest entropy"
+            )
         return None
 
 
