@@ -128,21 +128,26 @@ def prepare_session(
     write_tsv(events, folder / "events.tsv")
     write_tsv(electrodes, folder / "electrodes.tsv")
     files = [job.path.name for job in jobs] + ["windows.tsv", "events.tsv", "electrodes.tsv"]
-    meta = {
+    lengths = {"window_s": width / recording.rate, "stride_s": stride / recording.rate}
+    meta = _meta(recording, row, encoder, lengths)
+    meta |= {"notch_hz": line, "reference": settings["reference"]}
+    meta["content"] = {file: file_fingerprint(folder / file) for file in files}
+    write_json(meta, folder / "meta.json")
+
+
+def _meta(
+    recording: Recording, row: dict[str, str], encoder: Encoder, lengths: dict[str, float]
+) -> dict[str, Any]:
+    """Describe a store: whose it is, with which encoder and versions it was made."""
+    return lengths | {
         "session": row["session"],
         "subject": row.get("subject", row["session"]),
         "role": row.get("role", "both"),
         "encoder": {"name": encoder.name, "digest": encoder.digest, "dim": encoder.dim},
-        "window_s": width / recording.rate,
-        "stride_s": stride / recording.rate,
         "rate": recording.rate,
         "duration_s": recording.duration,
-        "notch_hz": line,
-        "reference": settings["reference"],
         "versions": {name: metadata.version(name) for name in ("popflow", "mne", "scipy", "numpy")},
-        "content": {file: file_fingerprint(folder / file) for file in files},
     }
-    write_json(meta, folder / "meta.json")
 
 
 def load_session(folder: str | Path) -> Session:
