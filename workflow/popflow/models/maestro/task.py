@@ -130,8 +130,8 @@ class MaestroTask(Task):
             learned, lr=training["learning_rate"], weight_decay=training["weight_decay"]
         )
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self._rate)
-        self._probe = self._fixed(samples, "probe")
-        self._held_out = self._fixed(held_out, "held_out")
+        self._probe = self._fixed(samples, "probe", names)
+        self._held_out = self._fixed(held_out, "held_out", ["held out"] * len(held_out))
 
     def _rate(self, step: int) -> float:
         """Warm up linearly, then follow a cosine to the last learning rate."""
@@ -143,14 +143,16 @@ class MaestroTask(Task):
         done = (step - warm) / max(self.steps - warm, 1)
         return last + (1 - last) * (1 + math.cos(math.pi * min(done, 1.0))) / 2
 
-    def _fixed(self, samples: Sequence[np.ndarray], stream: str) -> Tensor | None:
+    def _fixed(
+        self, samples: Sequence[np.ndarray], stream: str, names: Sequence[str]
+    ) -> Tensor | None:
         """Draw the same view of the first samples at every call."""
         chosen = list(samples)[:PROBE_SAMPLES]
         if not chosen:
             return None
         count = min(PROBE_CELLS, *(len(cells) for cells in chosen))
         rows = [
-            draw_rows(cells, count, generator(self.seed, stream, i), stream)
+            draw_rows(cells, count, generator(self.seed, stream, i), names[i])
             for i, cells in enumerate(chosen)
         ]
         return torch.from_numpy(np.stack(rows))
