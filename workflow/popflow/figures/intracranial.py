@@ -53,29 +53,32 @@ def draw_electrodes(sessions: "list[Session]", scores: pd.DataFrame, png: str | 
     groups = places["region" if by_region else "shaft"].astype(str)
     tasks = list(dict.fromkeys(scores["task"]))
     fig = style.figure("double", 52 * (1 + len(tasks)))
-    axes = fig.subplots(1 + len(tasks), 3, squeeze=False)
+    ratios = {"width_ratios": [1, 1, 1, 0.3]}
+    axes = fig.subplots(1 + len(tasks), 4, squeeze=False, gridspec_kw=ratios)
+    for ax in axes[:, 3]:
+        ax.axis("off")
     colours = style.colour_map(sorted(groups.unique()))
-    for ax, view in zip(axes[0], VIEWS, strict=True):
+    for ax, view in zip(axes[0, :3], VIEWS, strict=True):
         for group, colour in colours.items():
             _scatter(ax, places[groups == group], view, color=colour, label=group)
         ax.set_title(view[2])
-    axes[0, 2].legend(
-        title="region" if by_region else "shaft", loc="center left", bbox_to_anchor=(1.0, 0.5)
-    )
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    title = "region" if by_region else "shaft"
+    axes[0, 3].legend(handles, labels, title=title, loc="center left", borderpad=0)
     for row, task in zip(axes[1:], tasks, strict=True):
         one = scores[scores["task"] == task].merge(places, on=["session", "name"])
         metric = METRIC_LABELS[one["metric"].iloc[0]]
         middle = 0.5 if one["metric"].iloc[0] == "auc" else 0.0
         reach = max(0.05, float((one["value"] - middle).abs().max()))
         limits = {"cmap": style.DIVERGING, "vmin": middle - reach, "vmax": middle + reach}
-        for ax, view in zip(row, VIEWS, strict=True):
+        for ax, view in zip(row[:3], VIEWS, strict=True):
             _scatter(ax, places, view, color="0.85")
             order = one.reindex((one["value"] - middle).abs().sort_values().index)
             drawn = _scatter(ax, order, view, c=order["value"], edgecolor="0.4", **limits)
-            ax.set_title(f"{task}, one electrode alone")
-        sessions_scored = one["session"].nunique()
-        label = f"{metric} of {task}\n{len(one)} electrodes, {sessions_scored} sessions"
-        fig.colorbar(drawn, ax=row[2], label=label, shrink=0.9)
+        row[0].set_title(f"{task}: one electrode alone")
+        count = one["session"].nunique()
+        label = f"{metric} of {task}\n{len(one)} electrodes, {count} session{'s'[: count - 1]}"
+        fig.colorbar(drawn, cax=row[3].inset_axes([0.0, 0.05, 0.15, 0.9]), label=label)
     table = places.merge(
         scores.rename(columns={"value": "score"}), on=["session", "name"], how="left"
     )
@@ -137,10 +140,10 @@ def draw_pretraining(histories: dict[tuple[str, int], pd.DataFrame], png: str | 
 def draw_objectives(evaluation: pd.DataFrame, png: str | Path) -> None:
     """Draw both objectives on held-out time, beside the untrained score and the controls."""
     kinds = {
-        "ensemble_objective": "Ensemble AUC, held-out time",
-        "channel_objective": "Channel AUC, held-out time",
-        "ensemble_objective_unseen_subject": "Ensemble AUC, unseen subject",
-        "channel_objective_unseen_subject": "Channel AUC, unseen subject",
+        "ensemble_objective": "ensemble ROC-AUC,\nheld-out time",
+        "channel_objective": "channel ROC-AUC,\nheld-out time",
+        "ensemble_objective_unseen_subject": "ensemble ROC-AUC,\nunseen subject",
+        "channel_objective_unseen_subject": "channel ROC-AUC,\nunseen subject",
     }
     there = set(evaluation["task"])
     panels = [
@@ -193,6 +196,7 @@ def draw_decoding(evaluation: pd.DataFrame, roles: dict[str, str], png: str | Pa
     fig = style.figure("double", 26 + 40 * len(tasks))
     axes = fig.subplots(len(tasks), 1, squeeze=False)[:, 0]
     colours, marks = style.colour_map(methods), "oDsv^<>PX*pd"
+    colours[("circular_shift_null", "")] = style.NEUTRAL
     sessions = list(dict.fromkeys(rows["session"]))
     for ax, task in zip(axes, tasks, strict=True):
         here = table[table["task"] == task]
