@@ -7,10 +7,11 @@ import pandas as pd
 import pytest
 from pybv import write_brainvision
 
-from popflow.inputs.recordings import check_voltages, read_recording
+from popflow.inputs.recordings import check_source, check_voltages, describe, read_recording
 from popflow.inputs.settings import resolve
+from popflow.inputs.sheets import read_units
 from popflow.prepare.intracranial import load_session, prepare_session
-from popflow.runtime.refusal import Refusal
+from popflow.runtime.refusal import Refusal, Refusals
 
 RATE = 256.0
 NAMES = [f"{shaft}{number}" for shaft in "AB" for number in range(1, 6)]
@@ -216,3 +217,27 @@ def test_the_real_recordings_are_read(shared_data):
     assert (recording.rate, recording.samples, len(recording.channels)) == (1000.0, 19001, 10)
     spread = check_voltages(recording, recording.channels["name"].tolist()[:9])["spread"]
     assert spread.between(18, 49).all()
+
+
+def test_describe_tells_what_is_there_and_what_is_doubtful(tmp_path):
+    x = np.random.default_rng(1).normal(0, 30, (10, int(20 * RATE))) * 1e6
+    system = {"iEEGCoordinateSystem": "Other", "iEEGCoordinateUnits": "mm"}
+    row = write_bids(tmp_path, x, system=system)
+    told = describe(row["path"])
+    assert (told["shape"], told["rate_hz"], told["names"]) == ([5120, 10], RATE, NAMES)
+    assert told["labels"]["trial_type"] == {"go": 3, "stop": 2}
+    assert any("1e6 too large" in text for text in told["warnings"])
+    assert any("'Other'" in text for text in told["warnings"])
+    assert told["sheet_row"]["units"] == "uV"
+
+
+def test_check_finds_the_mistakes_of_all_sessions(tmp_path):
+    row = write_bids(tmp_path)
+    (tmp_path / "broken.edf").write_bytes(b"0" * 100)
+    sheet = pd.DataFrame({"session": ["one", "two"], "path": [row["path"], "broken.edf"]})
+    sheet.to_csv(tmp_path / "sessions.tsv", sep="\t", index=False)
+    dataset = {"dataset": "x", "modality": "intracranial", "source": tmp_path}
+    dataset["sheet"] = tmp_path / "sessions.tsv"
+    with pytest.raises(Refusals) as refusals:
+        check_source(dataset, read_units(dataset), settings(window_s=30))
+    assert "a window 30 s" in str(refusals.value) and "mne cannot read" in str(refusals.value)

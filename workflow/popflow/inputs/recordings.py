@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from popflow.inputs import sheets
 from popflow.inputs.sidecars import find_sidecar, read_sidecar, read_sidecar_json
-from popflow.runtime.refusal import Refusal
+from popflow.runtime.refusal import Refusal, Refusals
 
 if TYPE_CHECKING:
     import numpy as np
@@ -328,6 +328,114 @@ def check_voltages(recording: Recording, names: list[str], chunk_s: float = 60.0
     if len(alive) and alive.median() > LARGEST_PLAUSIBLE_UV:
         raise _implausible(recording, float(alive.median()))
     return table
+
+
+def check_source(
+    row: dict[str, Any], units: list[dict[str, str]], settings: dict[str, Any]
+) -> None:
+    """Look for mistakes in the recordings of a dataset; headers and sidecars are read, no signal.
+
+    Parameters
+    ----------
+    row : dict
+        The dataset's row of the datasets sheet.
+    units : list of dict
+        The rows of its sessions sheet.
+    settings : dict
+        The dataset's block of `prepare`.
+
+    Raises
+    ------
+    Refusals
+        With the first mistake of every session.
+    """
+    found = []
+    for unit in units:
+        try:
+            recording = read_recording(session_row(row, unit["session"]))
+            check_recording(recording, settings)
+        except Refusal as refusal:
+            found.append(refusal)
+    if found:
+        raise Refusals(found)
+
+
+def check_recording(recording: Recording, settings: dict[str, Any]) -> None:
+    """Refuse a recording that cannot be prepared with these settings, from its header alone."""
+    if round(settings["window_s"] * recording.rate) > recording.samples:
+        raise Refusal(
+            f"file {recording.name}",
+            f"the recording lasts {recording.duration:.2f} s, a window {settings['window_s']:g} s",
+            "a recording that holds at least one window",
+            "set a shorter window_s under prepare",
+        )
+    names = recording.channels["name"].tolist()
+    absent = [target for target in settings["targets"] if target not in names]
+    if absent:
+        raise Refusal(
+            "key 'prepare', 'targets'",
+            f"no channel {absent[0]!r} in {recording.name}",
+            f"one of {', '.join(names)}",
+            "mend the name",
+        )
+    keys = recording.electrodes["name"].astype(str).str.strip("*# ")
+    doubled = keys[keys.duplicated()].tolist()
+    cortical = recording.channels["kind"].isin(CORTICAL_KINDS)
+    known = recording.channels["name"].str.strip("*# ").isin(keys)
+    if doubled or not (cortical & known).any():
+        found = f"{', '.join(doubled[:5])} twice" if doubled else "no name of its channels"
+        raise Refusal(
+            f"electrodes of {recording.name}",
+            found if len(keys) else "no table of electrode positions",
+            f"one row per contact, named as the channels ({', '.join(names[:4])}, …)",
+            "add *_electrodes.tsv (name, x, y, z), or name a table under 'electrodes' in the sheet",
+        )
+
+
+def describe(path: str | Path) -> dict[str, Any]:
+    """Tell what reading a recording gives, in µV by its header; see `inputs.registry.describe`."""
+    import numpy as np
+
+    path, warnings, unit = Path(path), [], "V"
+    bare = {"path": str(path), "frame": "not told", "coordinate_units": "mm"}
+    try:
+        recording = read_recording({"path": str(path)})
+    except Refusal as refusal:
+        warnings.append(str(refusal).replace("\n", ";"))
+        recording = read_recording(bare)
+    names = recording.channels["name"].tolist()
+    cortical = recording.channels["kind"].isin(CORTICAL_KINDS)
+    try:
+        check_voltages(recording, recording.channels["name"][cortical].tolist())
+    except Refusal as refusal:
+        warnings.append(str(refusal).replace("\n", ";"))
+        unit = refusal.fix.split()[1]
+    total = np.zeros(len(names))
+    for _, x in recording.chunks(names, 60.0):
+        total += np.nansum(x, axis=1)
+    labels = recording.events.drop(columns=["onset", "duration"], errors="ignore")
+    counts = {
+        column: labels[column].astype(str).value_counts().to_dict()
+        for column in labels.columns
+        if labels[column].nunique() <= 50
+    }
+    session = path.stem.removesuffix("_ieeg")
+    sheet_row = {"session": session, "subject": session.split("_")[0], "path": str(path)}
+    sheet_row |= {"units": "" if unit == "V" else unit, "frame": ""}
+    return {
+        "modality": "intracranial",
+        "format": path.suffix,
+        "version": None,
+        "shape": [recording.samples, len(names)],
+        "names": names,
+        "labels": counts,
+        "rate_hz": recording.rate,
+        "units": "µV",
+        "raw_mean": (total / recording.samples).tolist(),
+        "first_row": recording.read(names, 0, 1)[:, 0].tolist(),
+        "warnings": warnings,
+        "sheet_row": sheet_row,
+    }
 
 
 def _implausible(recording: Recording, spread: float) -> Refusal:

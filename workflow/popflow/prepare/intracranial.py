@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from popflow.inputs.recordings import CORTICAL_KINDS, Recording, check_voltages
+from popflow.inputs.recordings import (
+    CORTICAL_KINDS,
+    Recording,
+    check_recording,
+    check_voltages,
+)
 from popflow.prepare.encoders import Encoder, Spectrogram, temporal_encoder
 from popflow.prepare.montage import Reference, lip_coordinates, parse_contact, rereference
 from popflow.runtime.files import atomic, read_json, read_tsv, write_json, write_tsv
@@ -97,13 +102,7 @@ def prepare_session(
     folder.mkdir(parents=True, exist_ok=True)
     width = round(settings["window_s"] * recording.rate)
     stride = round(settings["stride_s"] * recording.rate)
-    if width > recording.samples:
-        raise Refusal(
-            f"file {recording.name}",
-            f"the recording lasts {recording.duration:.2f} s, a window {settings['window_s']:g} s",
-            "a recording that holds at least one window",
-            "set a shorter window_s under prepare",
-        )
+    check_recording(recording, settings)
     electrodes, reference, names = _choose_channels(recording, settings)
     encoder = temporal_encoder(settings["encoder"], recording.rate, width / recording.rate)
     windows = _windows(recording, settings, width, stride)
@@ -249,18 +248,8 @@ def _with_places(table: "pd.DataFrame", recording: Recording) -> "pd.DataFrame":
     """Join channels and electrodes by name; a channel without a place has a reason."""
     electrodes = recording.electrodes.copy()
     electrodes["key"] = electrodes["name"].str.strip("*# ")
-    doubled = electrodes["key"][electrodes["key"].duplicated()].tolist()
     cortical = table["reason"] == ""
     keys = table["name"].str.strip("*# ")
-    known = keys.isin(electrodes["key"])
-    if doubled or not (known & cortical).any():
-        found = "no name of its channels" if not doubled else f"{', '.join(doubled[:5])} twice"
-        raise Refusal(
-            f"electrodes of {recording.name}",
-            f"{found if len(electrodes) else 'no table of electrode positions'}",
-            f"one row per contact, named as the channels ({', '.join(table['name'][:4])}, …)",
-            "add *_electrodes.tsv (name, x, y, z), or name a table under 'electrodes' in the sheet",
-        )
     places = electrodes.set_index("key").reindex(keys)
     for column in ("x", "y", "z", "region"):
         table[column] = places[column].to_numpy()
@@ -435,13 +424,6 @@ def _encode_some(
 
 def _target(recording: Recording, name: str, starts: np.ndarray, width: int) -> np.ndarray:
     """Give the mean of a behavioural channel over each window."""
-    if name not in set(recording.channels["name"]):
-        raise Refusal(
-            "key 'prepare', 'targets'",
-            f"no channel {name!r} in {recording.name}",
-            f"one of {', '.join(recording.channels['name'])}",
-            "mend the name",
-        )
     total = np.zeros(recording.samples + 1)
     for start, x in recording.chunks([name], 60.0):
         total[start + 1 : start + 1 + x.shape[1]] = total[start] + np.cumsum(x[0])
