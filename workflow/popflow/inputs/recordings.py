@@ -397,12 +397,7 @@ def describe(path: str | Path) -> dict[str, Any]:
     import numpy as np
 
     path, warnings, unit = Path(path), [], "V"
-    bare = {"path": str(path), "frame": "not told", "coordinate_units": "mm"}
-    try:
-        recording = read_recording({"path": str(path)})
-    except Refusal as refusal:
-        warnings.append(str(refusal).replace("\n", ";"))
-        recording = read_recording(bare)
+    recording = _read_leniently(path, warnings)
     names = recording.channels["name"].tolist()
     cortical = recording.channels["kind"].isin(CORTICAL_KINDS)
     try:
@@ -436,6 +431,19 @@ def describe(path: str | Path) -> dict[str, Any]:
         "warnings": warnings,
         "sheet_row": sheet_row,
     }
+
+
+def _read_leniently(path: Path, warnings: list[str]) -> Recording:
+    """Read although frame or unit of the coordinates are not told; say so in `warnings`."""
+    guesses = [{}, {"frame": "not told"}]
+    guesses += [{"frame": "not told", "coordinate_units": unit} for unit in TO_MILLIMETRE]
+    for guess in guesses:
+        try:
+            return read_recording({"path": str(path)} | guess)
+        except Refusal as refusal:
+            last = refusal
+            warnings.append(str(refusal).replace("\n", ";"))
+    raise last
 
 
 def _implausible(recording: Recording, spread: float) -> Refusal:

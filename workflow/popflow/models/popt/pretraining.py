@@ -156,7 +156,7 @@ class PretrainTask(Task):
         if not self.validation.blocks:
             return {}
         scores = score_objectives(self.module, self.validation, examples=256, seed=self.seed)
-        return {f"validation_{name}": value for name, value in scores.items() if name != "examples"}
+        return {f"validation_{name}_auc": scores[f"{name}_auc"] for name in ("ensemble", "channel")}
 
 
 def pretrain(
