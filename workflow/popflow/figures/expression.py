@@ -75,16 +75,15 @@ def draw_clusters(model: dict[str, Any], affinity: dict[str, np.ndarray], png: s
 
 
 def draw_embedding(embedding: "anndata.AnnData", png: str | Path) -> None:
-    """Draw a UMAP of the representation, coloured by label, training and test samples apart."""
-    import scanpy
+    """Draw a t-SNE of the representation, coloured by label, training and test samples apart."""
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
 
     labels = embedding.obs["label"].to_numpy().astype(str)
-    known = np.flatnonzero(labels != "")
-    view = embedding[known].copy()
-    scanpy.pp.pca(view, n_comps=min(30, view.n_obs - 1, view.n_vars - 1), random_state=0)
-    scanpy.pp.neighbors(view, n_neighbors=15, random_state=0)
-    scanpy.tl.umap(view, random_state=0)
-    xy, labels = view.obsm["X_umap"], labels[known]
+    view = embedding[labels != ""]
+    labels = labels[labels != ""]
+    few = PCA(min(30, view.n_obs - 1, view.n_vars), random_state=0).fit_transform(view.X)
+    xy = TSNE(perplexity=min(30, (view.n_obs - 1) / 3), random_state=0).fit_transform(few)
     split = view.obs["split"].to_numpy().astype(str)
     names, counts = np.unique(labels, return_counts=True)
     names = names[np.argsort(-counts, kind="stable")]
@@ -97,13 +96,13 @@ def draw_embedding(embedding: "anndata.AnnData", png: str | Path) -> None:
         for name in names:
             dots = here & (labels == name)
             ax.plot(*xy[dots].T, ".", color=colours[name], markersize=3.5, label=name)
-        ax.set(xticks=[], yticks=[], xlabel="UMAP 1", ylabel="UMAP 2")
+        ax.set(xticks=[], yticks=[], xlabel="t-SNE 1", ylabel="t-SNE 2")
         title = {"train": "Samples of the fit", "test": "Test samples, never seen"}[role]
         ax.set_title(f"{title} (n = {here.sum()})")
     handles, texts = axes[0].get_legend_handles_labels()
     fig.legend(handles, texts, loc="outside right center", markerscale=2.2, title="label")
     table = pd.DataFrame({"sample": view.obs_names, "label": labels, "split": split})
-    style.save(fig, png, table.assign(umap_1=xy[:, 0], umap_2=xy[:, 1]))
+    style.save(fig, png, table.assign(tsne_1=xy[:, 0], tsne_2=xy[:, 1]))
 
 
 def draw_confusion(predictions: pd.DataFrame, png: str | Path) -> None:

@@ -62,3 +62,5 @@ def seed_everything(seed: int) -> None:
     # The same flag as use_deterministic_algorithms(True, warn_only=True), which takes seconds to
     # import a compiler that is not used here.
     torch.set_deterministic_debug_mode("warn")
+    # No operation here reads memory that it did not write.
+    torch.utils.deterministic.fill_uninitialized_memory = False

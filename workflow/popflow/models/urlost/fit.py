@@ -152,7 +152,7 @@ class Urlost:
         self.seed, self.device = seed, device
         self.names_: list[str] | None = None
         self.clustering_: Clusters | None = None
-        self.history_ = pd.DataFrame()
+        self.history_ = pd.DataFrame(columns=["epoch", "step", "loss", "lr", "seconds"])
 
     def fit(
         self,
