@@ -241,3 +241,11 @@ def test_check_finds_the_mistakes_of_all_sessions(tmp_path):
     with pytest.raises(Refusals) as refusals:
         check_source(dataset, read_units(dataset), settings(window_s=30))
     assert "a window 30 s" in str(refusals.value) and "mne cannot read" in str(refusals.value)
+
+
+def test_label_columns_keep_their_values_beside_ours(tmp_path):
+    row = write_bids(tmp_path)
+    edit(tmp_path, "events", lambda table: table.assign(event=list("abcde"), part="first"))
+    events = prepare(tmp_path, row).events
+    assert events["event_in_file"].tolist() == ["a", "b", "c"]
+    assert set(events["part_in_file"]) == {"first"} and events["event"].tolist() == [0, 1, 2]

@@ -315,7 +315,9 @@ def _events(recording: Recording, settings: dict[str, Any], width: int) -> "pd.D
     table = pd.DataFrame({"event": np.arange(len(source)), "sample": starts})
     table["t_s"] = np.where(reason == "", starts / recording.rate, np.nan)
     table["part"] = np.where(reason == "", _parts(starts, width, recording.samples, settings), "")
-    labels = source.drop(columns=["onset", "sample", "event", "part"], errors="ignore")
+    labels = source.drop(columns=["onset", "sample"], errors="ignore")
+    ours = [*table.columns, "reason_dropped"]
+    labels = labels.rename(columns={name: f"{name}_in_file" for name in ours})
     table = pd.concat([table, labels], axis=1)
     table["reason_dropped"] = reason
     table = table.sort_values("sample", kind="stable").reset_index(drop=True)
