@@ -26,7 +26,8 @@ NAMES = {
     "mean_covariance": "marker mean + covariance",
     "kmeans_proportions": "k-means proportions",
 }
-OPEN = ("maestro", "maestro_states")
+#: Methods drawn in colour.
+OURS = ("maestro", "maestro_states")
 
 
 def draw_quality(qc: pd.DataFrame, cohort: pd.DataFrame, png_path: str | Path) -> None:
@@ -74,16 +75,17 @@ def _draw_reasons(ax, qc, place, colours) -> None:
     """Draw a row per reason, a dot per sample: share of the events that were dropped."""
     dropped = qc[qc["outcome"] != "kept"]
     reasons = list(dict.fromkeys(dropped["outcome"]))
-    spread = max(len(place) - 1, 1)
+    spread, labels = max(len(place) - 1, 1), []
     for row, reason in enumerate(reasons):
         rows = dropped[dropped["outcome"] == reason]
         shift = [place[name] / spread * 0.6 - 0.3 for name in rows["sample"]]
         tint = [colours[batch] for batch in rows["batch"]]
         ax.scatter(100 * rows["share"], row + np.array(shift), c=tint, s=4, linewidths=0)
-        total = f"{rows['events'].sum():,} events"
-        ax.text(1.0, row - 0.38, total, ha="right", va="bottom", transform=ax.get_yaxis_transform())
-    ax.set_yticks(range(len(reasons)), [r.replace(" on ", "\non ") for r in reasons])
-    ax.set_ylim(len(reasons) - 0.4, -0.75)
+        total = rows["events"].sum()
+        broken = reason.replace(" on ", "\non ")
+        labels.append(f"{broken}\n{total:,} events")
+    ax.set_yticks(range(len(reasons)), labels)
+    ax.set_ylim(len(reasons) - 0.5, -0.5)
     ax.set_xlabel("events dropped (% of a sample)")
     ax.set_xlim(left=-0.02 * max(100 * dropped["share"].max(), 0.1))
     ax.grid(axis="x", color="0.92", linewidth=0.6)
@@ -128,7 +130,8 @@ def draw_embedding(embeddings: "dict[str, anndata.AnnData]", png_path: str | Pat
                     columnspacing=0.8,
                 )
             table[label] = values
-        row[0].set_ylabel(f"{title}\nPC2 ({explained[1]:.0%})")
+        name = {"default": "MAESTRO", "untrained": "untrained weights"}.get(title, title)
+        row[0].set_ylabel(f"{name}\nPC2 ({explained[1]:.0%})")
         tables.append(table.assign(fit=title))
     style.save(fig, png_path, pd.concat(tables, ignore_index=True))
 
@@ -202,7 +205,7 @@ def draw_comparison(evaluation: pd.DataFrame, png_path: str | Path) -> None:
         panels.append(comparison.Panel(task, "auroc", f"{label},\nAUROC", 0.5))
     if ("batch", "auroc") in found:
         panels.append(comparison.Panel("batch", "auroc", "batch (lower is\nbetter), AUROC", 0.5))
-    comparison.draw(evaluation, panels, png_path, names=_all_names(evaluation))
+    comparison.draw(evaluation, panels, png_path, OURS, _all_names(evaluation))
 
 
 def _all_names(evaluation: pd.DataFrame) -> dict[str, str]:
@@ -223,7 +226,7 @@ def _draw_few(evaluation: pd.DataFrame, png_path: str | Path) -> None:
         index=["method", "variant"], columns="metric", values="value", sort=False
     ).reset_index()
     table["n"] = int(rows["n"].max())
-    table["ours"] = table["method"].isin(OPEN)
+    table["ours"] = table["method"].isin(OURS)
     table = table.sort_values(["ours", "variant"], ascending=[False, True], kind="stable")
     fig = style.figure("double", 14 + 5 * len(table))
     ax = fig.subplots()
@@ -241,7 +244,9 @@ def _draw_few(evaluation: pd.DataFrame, png_path: str | Path) -> None:
     ax.set_xlim(-0.02, 1.02)
     label = task.removeprefix("phenotype_").replace("_", " ")
     text = f"{label}: share of samples whose nearest neighbour is of their class"
-    ax.set_xlabel(f"{text}\nn = {table['n'].iloc[0]}, line: 95 % Wilson interval")
+    seeds = rows["seed"].nunique()
+    mean = f"mean of {seeds} seeds, line: 95 % Wilson interval"
+    ax.set_xlabel(f"{text}\nn = {table['n'].iloc[0]}, {mean}")
     ax.grid(axis="y", color="0.92", linewidth=0.6)
     style.save(fig, png_path, table.drop(columns="ours"))
 
