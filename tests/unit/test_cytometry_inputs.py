@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from popflow.inputs import fcs, panels
-from popflow.runtime.refusal import Refusal
+from popflow.inputs import fcs, panels, spillover
+from popflow.inputs.settings import resolve
+from popflow.runtime.refusal import Refusal, Refusals
 
 flowio = pytest.importorskip("flowio")
 
@@ -115,7 +116,7 @@ def test_compensation_solves_the_mixture(tmp_path):
     observed[:, 1:] = truth[:, 1:] @ spill
     keywords = {"spillover": "2,B,C,1,0.2,0.05,1"}
     file = fcs.open_fcs(write_fcs(tmp_path / "s.fcs", observed, ["A", "B", "C"], None, keywords))
-    x = fcs.compensate(file.read(), ["A", "B", "C"], file.spillover, "file")
+    x = spillover.compensate(file.read(), ["A", "B", "C"], file.spillover, "file")
     np.testing.assert_allclose(x, truth, rtol=1e-4)
 
 
@@ -124,6 +125,7 @@ def test_spillover_with_an_unknown_channel_is_refused(tmp_path, events):
     path = write_fcs(tmp_path / "s.fcs", events, ["A", "B", "C"], None, keywords)
     with pytest.raises(Refusal, match="names 'Z'"):
         fcs.open_fcs(path)
+    assert fcs.open_fcs(path, matrix=False).spillover is None
     harmless = {"spillover": "2,B,Z,1,0,0,1"}
     path = write_fcs(tmp_path / "t.fcs", events, ["A", "B", "C"], None, harmless)
     assert fcs.open_fcs(path).spillover[0] == ["B"]
@@ -137,7 +139,7 @@ def test_flowsom_reference_values(shared_data):
     assert len(names) == 11
     assert np.linalg.cond(matrix) == pytest.approx(2.469, abs=1e-3)
     listed = file.channels["name"].tolist()
-    x = fcs.compensate(file.read(), listed, file.spillover, "file")
+    x = spillover.compensate(file.read(), listed, file.spillover, "file")
     first = dict(zip(listed, x[0], strict=True))
     expected = {"FITC-A": -6.313, "APC-Cy7-A": 3643.620, "Qdot 605-A": -63.678}
     for name, value in (expected | {"PE-Cy7-A": 10217.174}).items():
@@ -226,3 +228,34 @@ def test_panel_sheet_refusals(tmp_path):
     path.write_text("channel\tmarker\tclass\nA\tCD3\tignore\n")
     with pytest.raises(Refusal, match="no marker to model"):
         panels.read_panel(path)
+
+
+def test_describe_tells_what_is_in_a_file(tmp_path, events):
+    path = write_fcs(tmp_path / "my file.fcs", events, ["T", "FL1", "FL2"], ["", "CD3", "CD4"])
+    told = fcs.describe(path)
+    assert told["shape"] == [50, 3] and told["version"] == "3.1"
+    assert told["labels"]["marker"] == {"FL1": "CD3", "FL2": "CD4"}
+    assert told["raw_mean"] == pytest.approx(events.mean(0), rel=1e-5)
+    assert told["sheet_row"]["sample"] == "my_file"
+
+
+def test_check_finds_all_mistakes_at_once(tmp_path, events):
+    write_fcs(tmp_path / "good.fcs", events, ["A", "B", "C"], ["CD3", "CD4", "CD8"])
+    write_fcs(tmp_path / "other.fcs", events, ["A", "B", "C"], ["CD3", "CD4", "CD19"])
+    (tmp_path / "cut.fcs").write_bytes((tmp_path / "good.fcs").read_bytes()[:-40])
+    (tmp_path / "panel.tsv").write_text("channel\tmarker\nX\tCD3\nY\tCD8\n")
+    row = {"source": tmp_path, "sheet": tmp_path / "samples.tsv", "panel": tmp_path / "panel.tsv"}
+    names = ("good", "other", "cut")
+    units = [{"sample": n, "path": str(tmp_path / f"{n}.fcs")} for n in names]
+    units[0]["cell_types"] = "absent.tsv"
+    with pytest.raises(Refusals) as refusals:
+        fcs.check_source(row, units, resolve("prepare-cytometry", {}, "test"))
+    text = str(refusals.value)
+    assert len(refusals.value.refusals) == 3
+    for part in ("absent.tsv does not exist", "no channel for the marker CD8", "it is cut off"):
+        assert part in text
+
+
+def test_a_file_without_events_is_read(tmp_path):
+    file = fcs.open_fcs(write_fcs(tmp_path / "e.fcs", np.zeros((0, 2)), ["A", "B"]))
+    assert file.read().shape == (0, 2)

@@ -6,11 +6,13 @@ offsets to the caller, and it holds several copies of the events.
 """
 
 import logging
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from popflow.runtime.refusal import Refusal
+from popflow.inputs.spillover import read_spillover
+from popflow.runtime.refusal import Refusal, Refusals
 
 if TYPE_CHECKING:
     import numpy as np
@@ -95,7 +97,7 @@ class Fcs:
         return any(name.startswith(COMPENSATED_NAMES) for name in self.channels["name"])
 
 
-def open_fcs(path: str | Path, data_set: int | None = None) -> Fcs:
+def open_fcs(path: str | Path, data_set: int | None = None, matrix: bool = True) -> Fcs:
     """Open an FCS file and check that its events are all there.
 
     Parameters
@@ -104,6 +106,8 @@ def open_fcs(path: str | Path, data_set: int | None = None) -> Fcs:
     data_set : int, optional
         Of a file with several data sets (LMD), counted from 0. Default: the last one of the
         newest FCS version.
+    matrix : bool
+        Whether the spillover matrix is read.
 
     Raises
     ------
@@ -137,10 +141,17 @@ def open_fcs(path: str | Path, data_set: int | None = None) -> Fcs:
         order=_byte_order(text, path),
         warnings=notes,
     )
-    fcs.spillover = read_spillover(text, channels["name"].tolist(), path, notes)
+    if matrix:
+        fcs.spillover = read_spillover(text, channels["name"].tolist(), path, notes)
     for note in notes:
         log.warning("%s: %s", path, note)
     return fcs
+
+
+def open_unit(unit: dict[str, str], settings: dict[str, Any]) -> Fcs:
+    """Open the file of a row of the samples sheet, as the settings of the preparation say."""
+    data_set = int(unit["data_set"]) if "data_set" in unit else None
+    return open_fcs(unit["path"], data_set, settings["compensate"] != "off")
 
 
 def _refuse(path: Path, found: str, accepted: str, fix: str) -> Refusal:
@@ -299,6 +310,8 @@ def _decode(fcs: Fcs) -> "np.ndarray":
 
     widths = fcs.channels["bytes"].tolist()
     out = np.empty((fcs.events, len(widths)), np.float32)
+    if not fcs.events:
+        return out
     stored = np.memmap(fcs.path, np.uint8, "r", fcs.start, (fcs.events, sum(widths)))
     order = "<" if fcs.order == SWAPPED else fcs.order
     for first in range(0, fcs.events, CHUNK_EVENTS):
@@ -350,85 +363,74 @@ def _linearise(x: "np.ndarray", fcs: Fcs) -> "np.ndarray":
     return x
 
 
-def read_spillover(
-    text: dict[str, str], names: list[str], path: Path, notes: list[str] | None = None
-) -> "tuple[list[str], np.ndarray] | None":
-    """Parse ``$SPILLOVER``, ``SPILL`` or ``$COMP``: n, n names, n x n numbers row by row.
-
-    Raises
-    ------
-    Refusal
-        When the matrix names a channel that the file lacks, unless it does nothing there.
-    """
-    import numpy as np
-
-    notes = notes if notes is not None else []
-    keys = [key for key in ("spillover", "spill", "comp") if text.get(key)]
-    if not keys:
-        return None
-    fields = [part.strip().strip('"') for part in text[keys[0]].split(",")]
-    n = int(_number(fields[0], 0))
-    if n < 1 or len(fields) < 1 + n + n * n:
-        notes.append(f"${keys[0].upper()} holds no {n} x {n} matrix and is not used")
-        return None
-    listed = [_resolve_name(name, names) for name in fields[1 : n + 1]]
-    try:
-        matrix = np.array(fields[n + 1 : n + 1 + n * n], float).reshape(n, n)
-    except ValueError:
-        notes.append(f"${keys[0].upper()} holds values that are no numbers and is not used")
-        return None
-    keep = [i for i, name in enumerate(listed) if name in names]
-    for i in set(range(n)) - set(keep):
-        unit = np.eye(n)[i]
-        if not (np.array_equal(matrix[i], unit) and np.array_equal(matrix[:, i], unit)):
-            raise _refuse(
-                path,
-                f"the spillover matrix names {listed[i]!r}, and the file has no such channel",
-                f"channels of the file: {', '.join(names)}",
-                "mend $SPILLOVER, or set compensate to off",
-            )
-    return [listed[i] for i in keep], matrix[np.ix_(keep, keep)]
+def describe(path: str | Path) -> dict[str, Any]:
+    """Tell what reading an FCS file gives; see `inputs.registry.describe`."""
+    path = Path(path)
+    file = open_fcs(path)
+    raw = file.read(linear=False)
+    markers = {
+        row["name"]: row["marker"]
+        for row in file.channels.to_dict("records")
+        if row["marker"] and row["marker"] != row["name"]
+    }
+    notes = list(file.warnings)
+    if file.spillover is not None:
+        notes.append(f"carries a spillover matrix of {len(file.spillover[0])} channels")
+    return {
+        "modality": "cytometry",
+        "format": "FCS",
+        "version": file.version,
+        "shape": list(raw.shape),
+        "names": file.channels["name"].tolist(),
+        "labels": {"marker": markers},
+        "rate_hz": None,
+        "units": "a.u.",
+        "raw_mean": raw.mean(axis=0, dtype=float).tolist() if len(raw) else [],
+        "first_row": raw[0].astype(float).tolist() if len(raw) else [],
+        "warnings": notes,
+        "sheet_row": {"sample": _sample_id(path), "path": str(path), "subject": "", "batch": ""},
+    }
 
 
-def _resolve_name(name: str, names: list[str]) -> str:
-    """Give the channel that a spillover matrix means; some instruments write its number."""
-    if name not in names and name.isdigit() and 1 <= int(name) <= len(names):
-        return names[int(name) - 1]
-    return name
+def _sample_id(path: Path) -> str:
+    """Turn a file's name into an id of letters, digits, point, dash and underscore."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", path.stem)
 
 
-def compensate(
-    x: "np.ndarray", names: list[str], spillover: "tuple[list[str], np.ndarray]", where: str
-) -> "np.ndarray":
-    """Solve ``X_compensated S = X_observed`` for the fluorescence channels, in place.
+def check_source(
+    row: dict[str, Any], units: list[dict[str, str]], settings: dict[str, Any]
+) -> None:
+    """Look for mistakes in a dataset by the heads of its files.
 
     Parameters
     ----------
-    x : (events, channels) float array
-    names : list of str
-        Of the columns of x.
-    spillover : (list of str, (n, n) array)
-    where : str
-        Names the file in a refusal.
+    row : dict
+        The dataset's row of the datasets sheet.
+    units : list of dict
+        The rows of its samples sheet.
+    settings : dict
+        The dataset's block of `prepare`.
 
     Raises
     ------
-    Refusal
-        When the matrix cannot be solved safely (condition number above 1000).
+    Refusal, Refusals
+        With the mistakes of all files: unreadable, cut off, or not fitting the panel.
     """
-    import numpy as np
+    from popflow.inputs import panels
 
-    listed, matrix = spillover
-    condition = float(np.linalg.cond(matrix))
-    if not condition < 1e3:
-        raise Refusal(
-            where,
-            f"the spillover matrix has condition number {condition:.3g}",
-            "below 1000",
-            "mend $SPILLOVER, or set compensate to off",
-        )
-    columns = [names.index(name) for name in listed]
-    for first in range(0, len(x), CHUNK_EVENTS):
-        rows = slice(first, first + CHUNK_EVENTS)
-        x[rows, columns] = np.linalg.solve(matrix.T, x[rows, columns].T.astype(float)).T
-    return x
+    sheet = row.get("panel") or Path(row["sheet"]).parent / "panel.tsv"
+    panel = [p for p in panels.read_panel(sheet, settings["cofactor"]) if p.role != "ignore"]
+    found: list[Refusal] = []
+    for unit in units:
+        try:
+            file = open_unit(unit, settings)
+            panels.match_panel(panel, file.channels, f"file {file.path}")
+        except Refusal as refusal:
+            found.append(refusal)
+        types = Path(row["source"]) / unit.get("cell_types", ".")
+        if not types.exists():
+            where = f"sheet {row['sheet']}, sample {unit['sample']}, column 'cell_types'"
+            accepted = "a table with a column cell_type, relative to the source"
+            found.append(Refusal(where, f"{types} does not exist", accepted, "mend the path"))
+    if found:
+        raise Refusals(found)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from popflow.inputs import fcs, panels, sheets
+from popflow.inputs import fcs, panels, sheets, spillover
 from popflow.runtime.files import read_tsv, write_h5ad, write_tsv
 from popflow.runtime.progress import Progress
 from popflow.runtime.refusal import Refusal
@@ -139,7 +139,7 @@ def prepare_sample(
     """
     import numpy as np
 
-    file = fcs.open_fcs(unit["path"], int(unit["data_set"]) if "data_set" in unit else None)
+    file = fcs.open_unit(unit, settings)
     where = f"file {file.path}"
     columns = panels.match_panel(panel, file.channels, where)
     x = file.read()
@@ -170,7 +170,7 @@ def _compensate(x, file, settings, steps):
         steps.append("not compensated: the spillover matrix is the identity")
     else:
         names = file.channels["name"].tolist()
-        fcs.compensate(x, names, file.spillover, f"file {file.path}")
+        spillover.compensate(x, names, file.spillover, f"file {file.path}")
         steps.append(f"compensated by the file's matrix of {len(file.spillover[0])} channels")
         return file.spillover
     return None

@@ -1,0 +1,102 @@
+"""Spillover between fluorochromes: the matrix of a file, and compensation by it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from popflow.runtime.refusal import Refusal
+
+if TYPE_CHECKING:
+    import numpy as np
+
+CHUNK_EVENTS = 100_000
+
+
+def read_spillover(
+    text: dict[str, str], names: list[str], path: Path, notes: list[str] | None = None
+) -> "tuple[list[str], np.ndarray] | None":
+    """Parse ``$SPILLOVER``, ``SPILL`` or ``$COMP``: n, n names, n x n numbers row by row.
+
+    Raises
+    ------
+    Refusal
+        When the matrix names a channel that the file lacks, unless it does nothing there.
+    """
+    import numpy as np
+
+    notes = notes if notes is not None else []
+    keys = [key for key in ("spillover", "spill", "comp") if text.get(key)]
+    if not keys:
+        return None
+    fields = [part.strip().strip('"') for part in text[keys[0]].split(",")]
+    n = _count(fields[0])
+    if n < 1 or len(fields) < 1 + n + n * n:
+        notes.append(f"${keys[0].upper()} holds no {n} x {n} matrix and is not used")
+        return None
+    listed = [_resolve_name(name, names) for name in fields[1 : n + 1]]
+    try:
+        matrix = np.array(fields[n + 1 : n + 1 + n * n], float).reshape(n, n)
+    except ValueError:
+        notes.append(f"${keys[0].upper()} holds values that are no numbers and is not used")
+        return None
+    keep = [i for i, name in enumerate(listed) if name in names]
+    for i in set(range(n)) - set(keep):
+        unit = np.eye(n)[i]
+        if not (np.array_equal(matrix[i], unit) and np.array_equal(matrix[:, i], unit)):
+            raise Refusal(
+                f"file {path}",
+                f"the spillover matrix names {listed[i]!r}, and the file has no such channel",
+                f"channels of the file: {', '.join(names)}",
+                "mend $SPILLOVER, or set compensate to off",
+            )
+    return [listed[i] for i in keep], matrix[np.ix_(keep, keep)]
+
+
+def _count(text: str) -> int:
+    try:
+        return int(float(text))
+    except ValueError:
+        return 0
+
+
+def _resolve_name(name: str, names: list[str]) -> str:
+    """Give the channel that a spillover matrix means; some instruments write its number."""
+    if name not in names and name.isdigit() and 1 <= int(name) <= len(names):
+        return names[int(name) - 1]
+    return name
+
+
+def compensate(
+    x: "np.ndarray", names: list[str], spillover: "tuple[list[str], np.ndarray]", where: str
+) -> "np.ndarray":
+    """Solve ``X_compensated S = X_observed`` for the fluorescence channels, in place.
+
+    Parameters
+    ----------
+    x : (events, channels) float array
+    names : list of str
+        Of the columns of x.
+    spillover : (list of str, (n, n) array)
+    where : str
+        Names the file in a refusal.
+
+    Raises
+    ------
+    Refusal
+        When the matrix cannot be solved safely (condition number above 1000).
+    """
+    import numpy as np
+
+    listed, matrix = spillover
+    condition = float(np.linalg.cond(matrix))
+    if not condition < 1e3:
+        raise Refusal(
+            where,
+            f"the spillover matrix has condition number {condition:.3g}",
+            "below 1000",
+            "mend $SPILLOVER, or set compensate to off",
+        )
+    columns = [names.index(name) for name in listed]
+    for first in range(0, len(x), CHUNK_EVENTS):
+        rows = slice(first, first + CHUNK_EVENTS)
+        x[rows, columns] = np.linalg.solve(matrix.T, x[rows, columns].T.astype(float)).T
+    return x
