@@ -263,4 +263,5 @@ def _null(table: Table, each: DecodingSet, settings: dict[str, Any]) -> None:
     metric = "r" if each.kind == "regress" else "auc"
     for shift, value in enumerate(values):
         scored = (each.task, metric, value)
-        table.add("circular_shift_null", "", shift, each.session, scored, len(each.y))
+        count = max(len(test) for _, test in each.folds)
+        table.add("circular_shift_null", "", shift, each.session, scored, count)
