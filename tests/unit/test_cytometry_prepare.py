@@ -185,7 +185,7 @@ def test_evaluation_compares_methods_on_the_same_folds(cohort, tmp_path):
     path = tmp_path / "default/seed-0/embedding.h5ad"
     path.parent.mkdir(parents=True)
     adata.write_h5ad(path)
-    given = {"folds": 2, "few_subjects": 0, "clusters": 8, "phenotypes": ["rare_type"]}
+    given = {"folds": 4, "few_subjects": 0, "clusters": 8, "phenotypes": ["rare_type"]}
     settings = resolve("evaluate-cytometry", given, "test")
     fits = evaluate.fits_from_paths([str(path)])
     table, predictions = evaluate.evaluate_cytometry(cohort.folder, fits, settings, "cohort")

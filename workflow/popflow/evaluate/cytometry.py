@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 QUANTILES = (0.05, 0.2, 0.35, 0.5, 0.65, 0.8, 0.95)
-#: Inverse penalties of the logistic probes; weaker penalties only cost time at these sizes.
-STRENGTHS = (0.001, 0.01, 0.1)
+#: Inverse penalties of the logistic probes.
+STRENGTHS = (0.001, 0.03, 1.0)
 
 
 def evaluate_cytometry(

@@ -101,7 +101,7 @@ def draw_embedding(embeddings: "dict[str, anndata.AnnData]", png_path: str | Pat
         By variant, e.g. default and untrained; a row of panels each. Labels stand in obs.
     png_path : path
     """
-    fig = style.figure("double", 8 + 44 * len(embeddings))
+    fig = style.figure("double", 14 + 40 * len(embeddings))
     obs = next(iter(embeddings.values())).obs
     labels = [c for c in obs if c not in NOT_LABELS and 1 < obs[c].nunique() <= 8]
     shown = [*["batch"] * (obs["batch"].nunique() > 1), *labels][:5] or ["split"]
@@ -122,13 +122,8 @@ def draw_embedding(embeddings: "dict[str, anndata.AnnData]", png_path: str | Pat
             ax.set_yticks([])
             if ax in axes[0]:
                 ax.set_title(label.replace("_", " "))
-                ax.legend(
-                    loc="upper center",
-                    bbox_to_anchor=(0.5, -0.14),
-                    ncols=2,
-                    handletextpad=0.1,
-                    columnspacing=0.8,
-                )
+                place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.13)}
+                ax.legend(**place, handletextpad=0.1, labelspacing=0.25)
             table[label] = values
         name = {"default": "MAESTRO", "untrained": "untrained weights"}.get(title, title)
         row[0].set_ylabel(f"{name}\nPC2 ({explained[1]:.0%})")
@@ -175,7 +170,9 @@ def draw_proportions(predictions: pd.DataFrame, png_path: str | Path) -> None:
         ax.set(xlim=(low, high), ylim=(low, high), aspect="equal")
         ax.locator_params(nbins=4)
         r2, mae = r_squared(truth, predicted), mean_absolute_error(truth, predicted)
-        ax.set_title(f"{name}\nR² {r2:.2f}, MAE {mae:.1f} %", fontsize=6.5)
+        ax.set_title(name)
+        text = f"R² {r2:.2f}\nMAE {mae:.1f} %"
+        ax.text(0.03, 0.98, text, va="top", fontsize=6, transform=ax.transAxes)
     for ax in axes[len(types) :]:
         ax.set_axis_off()
     fig.supxlabel(f"gated proportion (% of cells), n = {rows['sample'].nunique()} samples", size=7)

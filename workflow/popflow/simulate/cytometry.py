@@ -4,8 +4,8 @@ Subjects differ in cell-type proportions (Dirichlet), in small shifts of every t
 and in four phenotypes that are independent of each other:
 
 - ``rare_type``: a type of 2 % is doubled;
-- ``marker_shift``: one marker of a 10 % type is shifted by 0.7 standard deviations;
-- ``correlation``: two markers of a 15 % type correlate by +0.7 instead of -0.7;
+- ``marker_shift``: a state marker of a 10 % type is shifted by 0.7 standard deviations;
+- ``correlation``: two state markers of a 15 % type correlate by +0.7 instead of -0.7;
 - ``two_types``: two types are both frequent or both rare, or only one of them is frequent (XOR).
 
 Some subjects are measured a second time in another batch. The cohort is written as FCS 3.1 with a
@@ -30,6 +30,7 @@ LINEAGES = ("T", "B", "M")
 # Types in the order of the shares: the first five carry the phenotypes.
 SHARES = (0.02, 0.08, 0.08, 0.10, 0.15, 0.15, 0.12, 0.09, 0.08, 0.06, 0.04, 0.03)
 RARE, FIRST, SECOND, SHIFTED, CORRELATED = range(5)
+STATE_MARKERS = 3
 METALS = (
     "Pr141 Nd142 Nd143 Nd144 Nd145 Nd146 Sm147 Nd148 Sm149 Nd150 Eu151 Sm152 Eu153 Sm154 Gd155 "
     "Gd156 Gd158 Tb159 Gd160 Dy161 Dy162 Dy163 Dy164 Ho165 Er166 Er167 Er168 Tm169 Er170 Yb171"
@@ -106,21 +107,20 @@ def _world(settings: dict[str, Any]) -> dict[str, Any]:
 
     draw = generator(settings["seed"], "world")
     types, markers = len(SHARES), settings["markers"]
-    low, high = 1.0, 7.0
+    low, high = 1.0, 1.0 + settings["separation"]
     lineage = draw.random((len(LINEAGES), markers)) < 0.4
     centres = np.empty((types, markers))
     for number in range(types):
         on = lineage[number % len(LINEAGES)].copy()
         flipped = draw.choice(markers, size=max(markers // 5, 1), replace=False)
         on[flipped] = ~on[flipped]
-        centres[number] = np.where(on, high, low) + draw.normal(0, 0.6, markers)
+        centres[number] = np.where(on, high, low) + draw.normal(0, 0.5, markers)
+    # State markers are alike in all types, as activation markers are.
+    centres[:, -STATE_MARKERS:] = 2.5 + draw.normal(0, 0.2, (types, STATE_MARKERS))
     centres = np.maximum(centres, 0.5)
     gain = settings["batch_gain"]
-    # The shifted and the correlated markers are well expressed, away from the detection limit.
-    order = np.argsort(-centres, axis=1)
     return {
         "centres": centres,
-        "order": order,
         "skewed": np.arange(types) % 2 == 1,
         "markers": MARKERS[:markers],
         "batch_shift": settings["batch_shift"] * draw.normal(size=(settings["batches"], markers)),
@@ -164,18 +164,19 @@ def _events(
     import numpy as np
 
     draw = generator(settings["seed"], "sample", sample)
-    cells, markers = settings["cells"], len(world["markers"])
+    cells = round(settings["cells"] * draw.uniform(0.7, 1.3))
+    markers = len(world["markers"])
     types = draw.choice(len(shares), size=cells, p=shares / shares.sum())
     noise = draw.standard_normal((cells, markers))
     skewed = world["skewed"][types]
     # A gamma of shape 4, centred and scaled: skewness 1.
     noise[skewed] = (draw.gamma(4.0, size=(int(skewed.sum()), markers)) - 4.0) / 2.0
-    one, two = world["order"][CORRELATED, :2]
+    one, two = -3, -2
     chosen = types == CORRELATED
     rho = 0.7 if labels["correlation"] else -0.7
     noise[chosen, two] = rho * noise[chosen, one] + (1 - rho**2) ** 0.5 * noise[chosen, two]
     y = world["centres"][types] + shift[types] + noise
-    y[types == SHIFTED, world["order"][SHIFTED, 0]] += 0.7 * labels["marker_shift"]
+    y[types == SHIFTED, -1] += 0.7 * labels["marker_shift"]
     y = (y + world["batch_shift"][batch]) * world["batch_gain"][batch] * WITHIN_TYPE_SD
     counts = COFACTOR * np.sinh(y)
     debris = draw.binomial(cells, settings["debris"] * draw.uniform(0.5, 1.5))
@@ -211,6 +212,8 @@ def _panel(markers: list[str]) -> "pd.DataFrame":
         {"channel": f"{metal}Di", "marker": marker, "class": "type"}
         for metal, marker in zip(METALS, markers, strict=False)
     ]
+    for row in rows[-STATE_MARKERS:]:
+        row["class"] = "state"
     panel = pd.DataFrame(rows).assign(cofactor=COFACTOR)
     gate = {"channel": "Ir191Di", "marker": "DNA", "class": "qc", "low": 40.0}
     ignored = [{"channel": name, "class": "ignore"} for name in ("Time", "Event_length")]
