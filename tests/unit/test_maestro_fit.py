@@ -154,6 +154,7 @@ def test_collapse_stops_the_training(samples):
     assert task.stop([good] * 6) is None
     bad = {"target_entropy": 0.99, "effective_rank": 1.3}
     assert task.stop([bad] * 4) is None
+    assert task.stop([{"effective_rank": 1.3}] * 6) is None
     assert "collapse" in task.stop([bad] * 6)
 
 

@@ -283,7 +283,7 @@ class MaestroTask(Task):
         limits, row = self.settings["collapse"], history[-1]
         if len(history) < limits["after"] or len(self.samples) < 3:
             return None
-        spread, rank = row.get("target_entropy", 1.0), row["effective_rank"]
+        spread, rank = row.get("target_entropy", 0.0), row["effective_rank"]
         if spread > limits["entropy"] and rank < limits["rank"]:
             return (
                 f"collapse: the effective rank of the sample vectors is {rank:.2f}, and the "
