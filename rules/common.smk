@@ -6,7 +6,7 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 
 from popflow.inputs import config as popflow_config
-from popflow.inputs import sheets
+from popflow.inputs import packages, sheets
 from popflow.runtime.fingerprints import code_fingerprint as code
 from popflow.runtime.fingerprints import settings_fingerprint
 from popflow.runtime.refusal import Refusal, Refusals
@@ -36,6 +36,11 @@ wildcard_constraints:
 def datasets_of(modality):
     """List the ids of the datasets of a modality, in the sheet's order."""
     return [name for name, row in CONFIG.datasets.items() if row["modality"] == modality]
+
+
+def one_of(datasets):
+    """Give a wildcard constraint that only these datasets meet."""
+    return "|".join(datasets) or "no_dataset"
 
 
 def is_simulated(dataset):
@@ -156,9 +161,11 @@ def checkpoint_folder(model):
 
     def folder(wildcards):
         fit = fit_of(wildcards.dataset, model, wildcards.variant)
+        # Fine-tuning does not concern pretraining, and so not its checkpoints either.
+        settings = {key: value for key, value in fit["settings"].items() if key != "finetune"}
         key = settings_fingerprint(
             [
-                fit["settings"],
+                settings,
                 CONFIG.stages["prepare"][wildcards.dataset],
                 CONFIG.stages["simulate"].get(wildcards.dataset),
                 code(f"models.{model}"),
@@ -172,3 +179,105 @@ def checkpoint_folder(model):
 
 def device():
     return CONFIG.settings["device"]
+
+
+def trajectory_file(wildcards):
+    """Give the path of a real animal on which place cells are simulated."""
+    source = CONFIG.stages["simulate"][wildcards.dataset]["trajectory"]
+    return str(packages.locate(source)) if source.startswith(packages.PREFIX) else source
+
+
+def placecells_targets():
+    """List the final files of every place-cell dataset."""
+    figures = ("raster", "latents", "factors", "maps", "comparison")
+    return final_files("placecells", "infinite_gpfa", ["session.h5"], figures)
+
+
+def expression_targets():
+    """List the final files of every expression dataset."""
+    figures = ("clusters", "embedding", "confusion", "comparison", "training")
+    return final_files("expression", "urlost", ["expression.h5ad"], figures)
+
+
+def final_files(modality, model, prepared, figures):
+    """List what a modality's datasets end in: prepared files, and with a fit its evaluation."""
+    targets = []
+    for dataset in datasets_of(modality):
+        targets += [f"results/{dataset}/prepared/{name}" for name in prepared]
+        if fits_of(dataset, model):
+            targets.append(f"results/{dataset}/evaluation.tsv")
+            targets += [f"results/figures/{dataset}_{figure}.png" for figure in figures]
+    return targets
+
+
+def has_cell_types(dataset):
+    """Tell whether the events of a dataset are gated, so that proportions can be drawn."""
+    if is_simulated(dataset):
+        return True
+    return all("cell_types" in unit for unit in sheets.read_units(CONFIG.datasets[dataset]))
+
+
+def cytometry_targets():
+    """List the final files of every cytometry dataset."""
+    targets = []
+    for dataset in datasets_of("cytometry"):
+        targets.append(f"results/{dataset}/prepared/cohort.tsv")
+        if fits_of(dataset, "maestro"):
+            figures = ["quality", "embedding", "comparison", "training"]
+            figures += ["proportions"] * has_cell_types(dataset)
+            targets.append(f"results/{dataset}/evaluation.tsv")
+            targets += [f"results/figures/{dataset}_{figure}.png" for figure in figures]
+    return targets
+
+
+def prepared_sessions(wildcards):
+    """List meta.json of every prepared session of a dataset; it holds the hashes of the others."""
+    folder = f"results/{wildcards.dataset}/prepared"
+    return [f"{folder}/{session}/meta.json" for session in units_of(wildcards.dataset)]
+
+
+def preset_of_first_fit(wildcards):
+    """Give the settings of the first fit: baselines score the pairs that its sampler draws."""
+    variant, _ = fits_of(wildcards.dataset, "popt")[0]
+    return fit_of(wildcards.dataset, "popt", variant)["settings"]
+
+
+def pretraining_settings(wildcards):
+    """Give a fit's settings without those of fine-tuning, which do not concern pretraining."""
+    settings = fit_settings("popt")(wildcards)
+    return {key: value for key, value in settings.items() if key != "finetune"}
+
+
+def intracranial_targets():
+    """List the final files of every intracranial dataset that is fitted."""
+    figures = ("electrodes", "pretraining", "objectives", "decoding", "comparison")
+    targets = []
+    for dataset in datasets_of("intracranial"):
+        sessions = units_of(dataset)
+        targets += [f"results/{dataset}/prepared/{session}/meta.json" for session in sessions]
+        if fits_of(dataset, "popt"):
+            targets.append(f"results/{dataset}/evaluation.tsv")
+            targets += [f"results/figures/{dataset}_{figure}.png" for figure in figures]
+    return targets
+
+
+def evaluation_tables():
+    """List evaluation.tsv of every dataset that is fitted, in the sheet's order."""
+    fitted = {fit["dataset"] for fit in CONFIG.fits}
+    return [f"results/{dataset}/evaluation.tsv" for dataset in CONFIG.datasets if dataset in fitted]
+
+
+def lab_files(wildcards):
+    """List the files of every dataset that is not simulated."""
+    rows = [row for row in CONFIG.datasets.values() if not is_simulated(row["dataset"])]
+    return sorted({file for row in rows for file in sheets.files_of(row)})
+
+
+def resolved_settings(wildcards):
+    """Give the resolved configuration, without machine paths."""
+    return {"config": CONFIG.settings, "stages": CONFIG.stages, "fits": CONFIG.fits}
+
+
+def figures_targets():
+    """List what a whole run leaves beside its datasets."""
+    return ["results/provenance.json", "results/benchmarks.tsv"]

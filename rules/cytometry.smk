@@ -1,7 +1,5 @@
 """Cytometry -> MAESTRO."""
 
-CYTOMETRY = "|".join(datasets_of("cytometry")) or "none"
-
 
 rule simulate_cytometry:
     output:
@@ -12,7 +10,7 @@ rule simulate_cytometry:
     benchmark:
         "logs/benchmarks/simulate_cytometry/{dataset}.tsv"
     wildcard_constraints:
-        dataset=CYTOMETRY,
+        dataset=one_of(datasets_of("cytometry")),
     conda:
         "../envs/analysis.yaml"
     threads: 1
@@ -41,7 +39,7 @@ rule prepare_cytometry:
     benchmark:
         "logs/benchmarks/prepare_cytometry/{dataset}.tsv"
     wildcard_constraints:
-        dataset=CYTOMETRY,
+        dataset=one_of(datasets_of("cytometry")),
     conda:
         "../envs/analysis.yaml"
     threads: 1
@@ -103,7 +101,7 @@ rule evaluate_cytometry:
     benchmark:
         "logs/benchmarks/evaluate_cytometry/{dataset}.tsv"
     wildcard_constraints:
-        dataset=CYTOMETRY,
+        dataset=one_of(datasets_of("cytometry")),
     conda:
         "../envs/analysis.yaml"
     threads: 1
@@ -159,7 +157,7 @@ rule draw_cytometry:
     benchmark:
         "logs/benchmarks/draw_cytometry/{dataset}.tsv"
     wildcard_constraints:
-        dataset=CYTOMETRY,
+        dataset=one_of(datasets_of("cytometry")),
     conda:
         "../envs/analysis.yaml"
     threads: 1
@@ -189,7 +187,7 @@ rule draw_proportions:
     benchmark:
         "logs/benchmarks/draw_proportions/{dataset}.tsv"
     wildcard_constraints:
-        dataset=CYTOMETRY,
+        dataset=one_of(datasets_of("cytometry")),
     conda:
         "../envs/analysis.yaml"
     threads: 1
@@ -201,23 +199,3 @@ rule draw_proportions:
         "Draw the cell-type proportions of {wildcards.dataset}"
     script:
         "../scripts/draw_proportions.py"
-
-
-def has_cell_types(dataset):
-    """Tell whether the events of a dataset are gated, so that proportions can be drawn."""
-    if is_simulated(dataset):
-        return True
-    return all("cell_types" in unit for unit in sheets.read_units(CONFIG.datasets[dataset]))
-
-
-def cytometry_targets():
-    """List the final files of every cytometry dataset."""
-    targets = []
-    for dataset in datasets_of("cytometry"):
-        targets.append(f"results/{dataset}/prepared/cohort.tsv")
-        if fits_of(dataset, "maestro"):
-            figures = ["quality", "embedding", "comparison", "training"]
-            figures += ["proportions"] * has_cell_types(dataset)
-            targets.append(f"results/{dataset}/evaluation.tsv")
-            targets += [f"results/figures/{dataset}_{figure}.png" for figure in figures]
-    return targets

@@ -8,14 +8,14 @@ rule simulate_expression:
         "logs/simulate_expression/{dataset}.log",
     benchmark:
         "logs/benchmarks/simulate_expression/{dataset}.tsv"
+    conda:
+        "../envs/analysis.yaml"
     threads: 1
     resources:
         mem_mb=1500,
     params:
         settings=simulate_settings,
         code=code("simulate.expression"),
-    conda:
-        "../envs/analysis.yaml"
     message:
         "Simulate expression counts: {wildcards.dataset}"
     script:
@@ -32,6 +32,10 @@ rule prepare_expression:
         "logs/prepare_expression/{dataset}.log",
     benchmark:
         "logs/benchmarks/prepare_expression/{dataset}.tsv"
+    wildcard_constraints:
+        dataset=one_of(datasets_of("expression")),
+    conda:
+        "../envs/analysis.yaml"
     threads: 1
     resources:
         mem_mb=4000,
@@ -39,10 +43,6 @@ rule prepare_expression:
         source=source_row,
         settings=prepare_settings,
         code=code("inputs.expression", "prepare.expression"),
-    wildcard_constraints:
-        dataset="|".join(datasets_of("expression")) or "none",
-    conda:
-        "../envs/analysis.yaml"
     message:
         "Prepare expression: {wildcards.dataset}"
     script:
@@ -62,6 +62,8 @@ rule fit_urlost:
         "logs/fit_urlost/{dataset}_{variant}_{seed}.log",
     benchmark:
         "logs/benchmarks/fit_urlost/{dataset}_{variant}_{seed}.tsv"
+    conda:
+        "../envs/models.yaml"
     threads: 1
     resources:
         mem_mb=4000,
@@ -70,8 +72,6 @@ rule fit_urlost:
         device=device(),
         checkpoints=checkpoint_folder("urlost"),
         code=code("models.urlost", "prepare.expression"),
-    conda:
-        "../envs/models.yaml"
     message:
         "Fit URLOST: {wildcards.dataset}, {wildcards.variant}, seed {wildcards.seed}"
     script:
@@ -89,6 +89,10 @@ rule evaluate_expression:
         "logs/evaluate_expression/{dataset}.log",
     benchmark:
         "logs/benchmarks/evaluate_expression/{dataset}.tsv"
+    wildcard_constraints:
+        dataset=one_of(datasets_of("expression")),
+    conda:
+        "../envs/analysis.yaml"
     threads: 1
     resources:
         mem_mb=4000,
@@ -96,10 +100,6 @@ rule evaluate_expression:
         settings=evaluate_settings,
         prepared=prepare_settings,
         code=code("evaluate.expression"),
-    wildcard_constraints:
-        dataset="|".join(datasets_of("expression")) or "none",
-    conda:
-        "../envs/analysis.yaml"
     message:
         "Evaluate representations of {wildcards.dataset}"
     script:
@@ -155,28 +155,16 @@ rule draw_expression:
         "logs/draw_expression/{dataset}.log",
     benchmark:
         "logs/benchmarks/draw_expression/{dataset}.tsv"
+    wildcard_constraints:
+        dataset=one_of(datasets_of("expression")),
+    conda:
+        "../envs/analysis.yaml"
     threads: 1
     resources:
         mem_mb=2000,
     params:
         code=code("figures.expression", "figures.comparison"),
-    wildcard_constraints:
-        dataset="|".join(datasets_of("expression")) or "none",
-    conda:
-        "../envs/analysis.yaml"
     message:
         "Draw the figures of {wildcards.dataset}"
     script:
         "../scripts/draw_expression.py"
-
-
-def expression_targets():
-    """List the final files of every expression dataset that is fitted."""
-    figures = ("clusters", "embedding", "confusion", "comparison", "training")
-    targets = []
-    for dataset in datasets_of("expression"):
-        targets.append(f"results/{dataset}/prepared/expression.h5ad")
-        if fits_of(dataset, "urlost"):
-            targets.append(f"results/{dataset}/evaluation.tsv")
-            targets += [f"results/figures/{dataset}_{figure}.png" for figure in figures]
-    return targets

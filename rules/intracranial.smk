@@ -1,26 +1,7 @@
 """Intracranial EEG -> PopT."""
 
-INTRACRANIAL = "|".join(datasets_of("intracranial")) or "none"
 STORE = ("features.npy", "event_features.npy", "event_spectrogram.npy")
 TABLES = ("windows.tsv", "events.tsv", "electrodes.tsv")
-
-
-def prepared_sessions(wildcards):
-    """List meta.json of every prepared session of a dataset; it holds the hashes of the others."""
-    folder = f"results/{wildcards.dataset}/prepared"
-    return [f"{folder}/{session}/meta.json" for session in units_of(wildcards.dataset)]
-
-
-def preset_of_first_fit(wildcards):
-    """Give the settings of the first fit: baselines score the pairs that its sampler draws."""
-    variant, _ = fits_of(wildcards.dataset, "popt")[0]
-    return fit_of(wildcards.dataset, "popt", variant)["settings"]
-
-
-def pretraining_settings(wildcards):
-    """Give a fit's settings without those of fine-tuning, which do not concern pretraining."""
-    settings = fit_settings("popt")(wildcards)
-    return {key: value for key, value in settings.items() if key != "finetune"}
 
 
 rule simulate_intracranial:
@@ -31,7 +12,7 @@ rule simulate_intracranial:
     benchmark:
         "logs/benchmarks/simulate_intracranial/{dataset}.tsv"
     wildcard_constraints:
-        dataset=INTRACRANIAL,
+        dataset=one_of(datasets_of("intracranial")),
     conda:
         "../envs/analysis.yaml"
     threads: 1
@@ -58,7 +39,7 @@ rule prepare_intracranial:
     benchmark:
         "logs/benchmarks/prepare_intracranial/{dataset}_{session}.tsv"
     wildcard_constraints:
-        dataset=INTRACRANIAL,
+        dataset=one_of(datasets_of("intracranial")),
     conda:
         "../envs/analysis.yaml"
     threads: 1
@@ -142,7 +123,7 @@ rule evaluate_intracranial:
     benchmark:
         "logs/benchmarks/evaluate_intracranial/{dataset}.tsv"
     wildcard_constraints:
-        dataset=INTRACRANIAL,
+        dataset=one_of(datasets_of("intracranial")),
     conda:
         "../envs/models.yaml"
     threads: 1
@@ -206,7 +187,7 @@ rule draw_intracranial:
     benchmark:
         "logs/benchmarks/draw_intracranial/{dataset}.tsv"
     wildcard_constraints:
-        dataset=INTRACRANIAL,
+        dataset=one_of(datasets_of("intracranial")),
     conda:
         "../envs/models.yaml"
     threads: 1
@@ -218,16 +199,3 @@ rule draw_intracranial:
         "Draw the figures of {wildcards.dataset}"
     script:
         "../scripts/draw_intracranial.py"
-
-
-def intracranial_targets():
-    """List the final files of every intracranial dataset that is fitted."""
-    figures = ("electrodes", "pretraining", "objectives", "decoding", "comparison")
-    targets = []
-    for dataset in datasets_of("intracranial"):
-        sessions = units_of(dataset)
-        targets += [f"results/{dataset}/prepared/{session}/meta.json" for session in sessions]
-        if fits_of(dataset, "popt"):
-            targets.append(f"results/{dataset}/evaluation.tsv")
-            targets += [f"results/figures/{dataset}_{figure}.png" for figure in figures]
-    return targets

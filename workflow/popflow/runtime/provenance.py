@@ -59,8 +59,8 @@ def gather_benchmarks(folder: str | Path) -> "pd.DataFrame":
     Returns
     -------
     DataFrame
-        rule, jobs, seconds (median), seconds_max, peak_mb (largest resident memory), mem_mb (what to
-        ask for: half as much again).
+        rule, jobs, seconds (median), seconds_max, peak_mb (largest resident memory), mem_mb (what
+        to ask for: half as much again).
     """
     import pandas as pd
 

@@ -2,6 +2,7 @@
 the bound does not fall."""
 
 import logging
+import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,9 +81,10 @@ class Ascent:
         s, y = self.settings, self.likelihood.y
         d, t = s["n_factors"], len(y)
         loadings, offset = _initial_loadings(self.likelihood, s["likelihood"], d, seed)
-        total = t * self.bin_width
-        first = s["lengthscale_s"] or max(5 * self.bin_width, total / 400)
-        scales = torch.full((d,), float(first), dtype=y.dtype)
+        low, high = 5 * self.bin_width, max(10 * self.bin_width, t * self.bin_width / 20)
+        scales = torch.logspace(*np.log10([low, high]), d, dtype=y.dtype)
+        if s["lengthscale_s"]:
+            scales = torch.full((d,), float(s["lengthscale_s"]), dtype=y.dtype)
         shape = (d, t)
         tau = torch.ones(shape, dtype=y.dtype)
         if self.gated:
@@ -217,8 +219,7 @@ def _initial_loadings(likelihood: Any, kind: str, d: int, seed: int) -> tuple[Te
     """Give loadings and offsets from the leading directions of smoothed data.
 
     Entries that are held out are replaced by the mean of the neuron's observed entries. Loadings
-    of unit-variance factors are the singular vectors times their standard deviations, rotated at
-    random, since any rotation fits as well.
+    of unit-variance factors are the singular vectors times their standard deviations, rotated.
     """
     y, seen = likelihood.y.numpy(), likelihood.observed.numpy()
     mean = (y * seen).sum(0) / np.maximum(seen.sum(0), 1)
@@ -232,10 +233,27 @@ def _initial_loadings(likelihood: Any, kind: str, d: int, seed: int) -> tuple[Te
         offset, signal = mean.copy(), gaussian_filter1d(filled, 1.0, axis=0)
     signal = signal - signal.mean(0)
     rank = min(d, *signal.shape)
-    _, s, directions = np.linalg.svd(signal, full_matrices=False)
+    left, s, directions = np.linalg.svd(signal, full_matrices=False)
+    rotation = _independent_rotation(left[:, :rank] * np.sqrt(len(y)), seed)
     loadings = np.zeros((y.shape[1], d))
-    loadings[:, :rank] = directions[:rank].T * s[:rank] / np.sqrt(len(y))
-    draw = generator(seed, "loadings")
-    rotation, _ = np.linalg.qr(draw.normal(size=(d, d)))
-    loadings = loadings @ rotation + draw.normal(0, 0.05, loadings.shape)
+    loadings[:, :rank] = (directions[:rank].T * s[:rank] / np.sqrt(len(y))) @ rotation
+    loadings += generator(seed, "loadings").normal(0, 0.05, loadings.shape)
     return torch.from_numpy(loadings), torch.from_numpy(offset)
+
+
+def _independent_rotation(scores: np.ndarray, seed: int) -> np.ndarray:
+    """Rotate unit-variance scores (T, rank) to independent components, (rank, rank).
+
+    Any rotation of the leading directions fits as well before masks act. A factor that is switched
+    on and off has heavier tails than a mixture of several, so independent components start masks
+    where they can act.
+    """
+    from sklearn.decomposition import FastICA
+
+    scores = scores - scores.mean(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ica = FastICA(scores.shape[1], whiten=False, max_iter=500, random_state=seed)
+        ica.fit(scores)
+    u, _, v = np.linalg.svd(ica.components_)
+    return (u @ v).T

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 
 from popflow.inputs.config import preset as read_preset
@@ -319,6 +320,12 @@ class InfiniteGPFA:
             (model - _constant_rate(counts, entries, mean_rate, self.bin_width, exposure))
             / (np.asarray(counts)[np.asarray(entries, bool)].sum() * np.log(2))
         )
+
+    def history(self) -> pd.DataFrame:
+        """Give the bound and its components per iteration."""
+        frame = pd.DataFrame(self.elbo_trace_)
+        frame.insert(0, "iteration", np.arange(1, len(frame) + 1))
+        return frame
 
     def save(self, folder: str | Path, **description: Any) -> None:
         """Write parameters and posterior, without pickle."""

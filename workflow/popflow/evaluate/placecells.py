@@ -1,0 +1,303 @@
+"""Place cells: held-out likelihood beside peers, and whether masks follow the task."""
+
+import logging
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from popflow.evaluate.metrics import auroc
+from popflow.evaluate.statistics import circular_shift_null, false_discovery, p_value
+from popflow.models.infinite_gpfa import InfiniteGPFA
+
+log = logging.getLogger(__name__)
+
+EM_TOLERANCE = 1e-5
+IMPUTATIONS = 2
+SMALLEST_RATE = 1e-3
+
+
+def evaluate_placecells(
+    dataset: str,
+    session: dict[str, np.ndarray],
+    fits: list[tuple[str, int, InfiniteGPFA]],
+    settings: dict[str, Any],
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Score every fit and every peer on the same held-out entries, and associate masks with phases.
+
+    Parameters
+    ----------
+    dataset : str
+    session : dict
+        Of `prepare.placecells.read_prepared`.
+    fits : list of (variant, seed, model)
+    settings : dict
+        Of ``workflow/schemas/evaluate-placecells.schema.yaml``.
+
+    Returns
+    -------
+    evaluation : DataFrame
+        The rows of evaluation.tsv.
+    association : DataFrame
+        variant, seed, factor, label, auc, p, fdr, energy_share, mean_mask: one row per factor.
+    """
+    rows, associations = [], []
+    seeds = sorted({seed for _, seed, _ in fits})
+    for variant, seed, model in fits:
+        held = hold_out_of(session, seed)
+        terms = model.log_predictive(
+            session["counts"], held, session["exposure"], settings["draws"]
+        )
+        rows += _scores("infinite_gpfa", variant, seed, session, held, terms)
+        rows.append(
+            _row(
+                "infinite_gpfa",
+                variant,
+                seed,
+                "factors",
+                "effective number",
+                model.n_effective_,
+                len(session["t"]),
+            )
+        )
+        table = associate(session, model, settings, seed)
+        if len(table) and model.settings["masks"]:
+            associations.append(table.assign(variant=variant, seed=seed))
+            best = table["auc"].max()
+            rows.append(
+                _row(
+                    "infinite_gpfa",
+                    variant,
+                    seed,
+                    "task phase",
+                    "best mask AUC",
+                    best,
+                    len(session["t"]),
+                )
+            )
+            rows.append(
+                _row(
+                    "infinite_gpfa",
+                    variant,
+                    seed,
+                    "task phase",
+                    "p of the best mask",
+                    table["p_best"].iloc[0],
+                    len(session["t"]),
+                )
+            )
+            rows.append(
+                _row(
+                    "rotated labels",
+                    "",
+                    seed,
+                    "task phase",
+                    "best mask AUC",
+                    table["null_best"].iloc[0],
+                    len(session["t"]),
+                )
+            )
+    for seed in seeds:
+        held = hold_out_of(session, seed)
+        rows += _scores("mean rate", "", seed, session, held, _mean_rate_terms(session, held))
+        rows += _scores(
+            "elephant_gpfa", "", seed, session, held, elephant_terms(session, held, settings)
+        )
+    table = pd.DataFrame(rows)
+    table.insert(0, "dataset", dataset)
+    empty = pd.DataFrame(columns=["factor", "label", "auc", "p", "fdr", "variant", "seed"])
+    return table, pd.concat(associations) if associations else empty
+
+
+def hold_out_of(session: dict[str, np.ndarray], seed: int) -> np.ndarray:
+    """Give the hold-out mask that a fit with a seed uses, (T, N) bool."""
+    return session["held_out"][seed % len(session["held_out"])]
+
+
+def _row(method, variant, seed, task, metric, value, n) -> dict[str, Any]:
+    return {
+        "method": method,
+        "variant": variant,
+        "seed": seed,
+        "fold": "",
+        "task": task,
+        "metric": metric,
+        "value": float(value),
+        "n": int(n),
+    }
+
+
+def _scores(method, variant, seed, session, held, terms) -> list[dict[str, Any]]:
+    """Turn log-likelihoods of held-out entries into bits per spike and nats per entry."""
+    base = _mean_rate_terms(session, held)
+    spikes = session["counts"][held].sum()
+    bits = (terms.sum() - base.sum()) / (spikes * np.log(2))
+    task = "held-out entries"
+    return [
+        _row(method, variant, seed, task, "bits per spike", bits, held.sum()),
+        _row(method, variant, seed, task, "log-likelihood per entry", terms.mean(), held.sum()),
+    ]
+
+
+def mean_rates(session: dict[str, np.ndarray], held: np.ndarray) -> np.ndarray:
+    """Give each unit's rate in spikes per second from entries that are not held out."""
+    seen = ~held & session["used"][:, None]
+    seconds = (seen * session["exposure"][:, None] * session["bin_s"]).sum(0)
+    return np.maximum((session["counts"] * seen).sum(0) / seconds, SMALLEST_RATE)
+
+
+def _mean_rate_terms(session, held) -> np.ndarray:
+    rate = mean_rates(session, held) * session["bin_s"] * session["exposure"][:, None]
+    return _poisson_terms(session["counts"][held], rate[held])
+
+
+def _poisson_terms(counts: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    from scipy.stats import poisson
+
+    return poisson.logpmf(counts, np.maximum(expected, 1e-9))
+
+
+def elephant_terms(
+    session: dict[str, np.ndarray], held: np.ndarray, settings: dict[str, Any]
+) -> np.ndarray:
+    """Give log-likelihoods of held-out entries under Elephant's GPFA.
+
+    It is fitted to square roots of counts, cut into pieces of equal length. It knows no missing
+    entries: they start at the unit's mean and are replaced by its own prediction, twice. The
+    predicted square root x with variance s² gives the rate x² + s² of a Poisson count.
+    """
+    counts, length = session["counts"], int(settings["peer_trial_s"] / session["bin_s"])
+    root = np.sqrt(counts.astype(float))
+    mean = np.array([root[~held[:, n], n].mean() for n in range(root.shape[1])])
+    filled = np.where(held, mean, root)
+    expected = np.tile(mean**2, (len(root), 1))
+    for _ in range(IMPUTATIONS):
+        predicted, variance = _elephant(filled, length, session["bin_s"], settings)
+        expected = predicted**2 + variance
+        filled = np.where(held, np.maximum(predicted, 0.0), root)
+    return _poisson_terms(counts[held], expected[held])
+
+
+def _elephant(
+    root: np.ndarray, length: int, bin_s: float, settings
+) -> tuple[np.ndarray, np.ndarray]:
+    """Fit Elephant's GPFA; give the predicted square roots and their variance, (T, N) each."""
+    from elephant.gpfa import gpfa_core
+
+    starts = [s for s in range(0, len(root), length) if len(root) - s >= 2]
+    pieces = [root[s : s + length].T for s in starts]
+    sequences = np.array(
+        [(piece.shape[1], piece) for piece in pieces], dtype=[("T", int), ("y", object)]
+    ).view(np.recarray)
+    parameters, _ = gpfa_core.fit(
+        sequences,
+        x_dim=min(settings["peer_factors"], root.shape[1]),
+        bin_width=bin_s * 1000,
+        em_tol=EM_TOLERANCE,
+        em_max_iters=settings["peer_iterations"],
+        tau_init=5 * bin_s * 1000,
+    )
+    found, _ = gpfa_core.exact_inference_with_ll(sequences, parameters, get_ll=False)
+    loadings, offset, noise = parameters["C"], parameters["d"].ravel(), parameters["R"]
+    predicted = np.tile(offset, (len(root), 1))
+    variance = np.tile(np.diag(noise), (len(root), 1))
+    for start, sequence in zip(starts, found, strict=True):
+        latent, spread = sequence["latent_variable"], sequence["Vsm"]
+        stop = start + latent.shape[1]
+        predicted[start:stop] = (loadings @ latent).T + offset
+        variance[start:stop] += np.einsum("nd,dkt,nk->tn", loadings, spread, loadings)
+    return predicted, variance
+
+
+def associate(
+    session: dict[str, np.ndarray], model: InfiniteGPFA, settings: dict[str, Any], seed: int
+) -> pd.DataFrame:
+    """Ask of every factor whether its mask tells one task phase from the others.
+
+    The AUC is folded, max(AUC, 1 - AUC), for the observed labels and for labels rotated in time.
+    `p` compares a factor with its own null, `fdr` adjusts over factors, and `p_best` compares the
+    best factor with the best of each rotation, so that choosing it is paid for.
+
+    Returns
+    -------
+    DataFrame
+        Empty when there are no two phases.
+    """
+    labels = session["label"]
+    phases = np.unique(labels)
+    if len(phases) < 2:
+        return pd.DataFrame()
+    target = (labels == phases[-1]).astype(int)
+    masks = model.mask_probability_
+    observed = _folded_aucs(masks, target)
+    shift = max(1, int(settings["min_shift_s"] / session["bin_s"]))
+    null = circular_shift_null(_folded_aucs, masks, target, settings["shifts"], shift, seed)
+    p = np.array([p_value(observed[d], null[:, d]) for d in range(len(observed))])
+    best = null.max(1)
+    return pd.DataFrame(
+        {
+            "factor": np.arange(1, len(observed) + 1),
+            "label": phases[-1],
+            "auc": observed,
+            "p": p,
+            "fdr": false_discovery(p),
+            "p_best": p_value(observed.max(), best),
+            "null_best": best.mean(),
+            "null_high": np.quantile(null, 0.95, axis=0),
+            "energy_share": model.energy_share_,
+            "mean_mask": masks.mean(0),
+        }
+    )
+
+
+def _folded_aucs(masks: np.ndarray, target: np.ndarray) -> np.ndarray:
+    scores = np.array([auroc(target == 1, masks[:, d]) for d in range(masks.shape[1])])
+    return np.maximum(scores, 1 - scores)
+
+
+def rate_maps(
+    session: dict[str, np.ndarray], values: np.ndarray, bins: int = 20, sigma: float = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Average values over places, divided by the time spent there.
+
+    Parameters
+    ----------
+    session : dict
+    values : (T, K) array
+        Counts, or E[z f].
+    bins : int
+        Per side of the arena.
+    sigma : float
+        Smoothing of sums and of occupancy alike, in bins.
+
+    Returns
+    -------
+    maps : (K, bins, bins) array
+        NaN where the animal never was.
+    occupancy : (bins, bins) array
+        Seconds.
+    """
+    from scipy.ndimage import gaussian_filter
+
+    xy = session["position"]
+    known = np.isfinite(xy).all(1)
+    low, high = xy[known].min(0), xy[known].max(0)
+    index = np.clip(((xy[known] - low) / (high - low + 1e-12) * bins).astype(int), 0, bins - 1)
+    flat = np.ravel_multi_index(index.T, (bins, bins))
+    visits = np.bincount(flat, minlength=bins**2).reshape(bins, bins).astype(float)
+    smooth = gaussian_filter(visits, sigma)
+    maps = np.full((values.shape[1], bins, bins), np.nan)
+    for k in range(values.shape[1]):
+        sums = np.bincount(flat, weights=values[known, k], minlength=bins**2).reshape(bins, bins)
+        maps[k] = gaussian_filter(sums, sigma) / np.maximum(smooth, 1e-12)
+        maps[k][visits == 0] = np.nan
+    return maps, visits * session["bin_s"]
+
+
+def spatial_information(maps: np.ndarray, occupancy: np.ndarray) -> np.ndarray:
+    """Bits per spike that the place tells, Σ p (λ/λ̄) log2(λ/λ̄) (Skaggs et al. 1993)."""
+    share = occupancy / occupancy.sum()
+    rate = np.nan_to_num(maps)
+    mean = (share * rate).sum((1, 2), keepdims=True)
+    ratio = rate / np.maximum(mean, 1e-12)
+    return (share * ratio * np.log2(np.maximum(ratio, 1e-12))).sum((1, 2))

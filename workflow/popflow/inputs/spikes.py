@@ -1,0 +1,254 @@
+"""Read spikes, position and epochs of a session: NWB, or an npz of declared fields."""
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from popflow.runtime.refusal import Refusal
+
+log = logging.getLogger(__name__)
+
+LARGEST_STEP_BACK_S = 1.0
+CLOCK_RATIO = 3.0
+PLAUSIBLE_HZ = (1e-3, 1e3)
+
+
+@dataclass
+class Session:
+    """One session, times in seconds on one clock.
+
+    Attributes
+    ----------
+    spikes : dict of str to (k,) float array
+        Sorted spike times by unit id.
+    position_t : (P,) float array
+    position : (P, 1 or 2) float array
+        Empty when the file has none.
+    position_unit : str
+    epochs : list of (start, stop, label)
+        Sorted by start.
+    recorded : (k, 2) float array or None
+        Intervals in which spikes were detected; None means always.
+    format, version : str
+    warnings : list of str
+    """
+
+    spikes: dict[str, np.ndarray]
+    position_t: np.ndarray
+    position: np.ndarray
+    position_unit: str = ""
+    epochs: list[tuple[float, float, str]] = field(default_factory=list)
+    recorded: np.ndarray | None = None
+    format: str = ""
+    version: str = ""
+    warnings: list[str] = field(default_factory=list)
+
+
+def read_session(path: str | Path) -> Session:
+    """Read a session.
+
+    Parameters
+    ----------
+    path : path
+        ``.nwb``, or ``.npz`` with `spike_times` (seconds), `spike_units`, and optionally
+        `position_t`, `position` and `epoch_start`, `epoch_stop`, `epoch_label`.
+
+    Raises
+    ------
+    Refusal
+        For a file that is absent, broken, without units, or whose times cannot be seconds.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise Refusal(f"file {path}", "no such file", "a session (.nwb, .npz)", "mend the path")
+    readers = {".nwb": _read_nwb, ".npz": _read_npz}
+    if path.suffix.lower() not in readers:
+        found = f"an unknown kind of file ({path.suffix or 'no suffix'})"
+        raise Refusal(f"file {path}", found, ".nwb or .npz", "convert it")
+    try:
+        session = readers[path.suffix.lower()](path)
+    except Refusal:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        fix = "copy it again from its source; a truncated copy is the usual cause"
+        raise Refusal(f"file {path}", f"cannot be read ({reason})", "a whole file", fix) from error
+    _check(session, path)
+    return session
+
+
+def _read_nwb(path: Path) -> Session:
+    from pynwb import NWBHDF5IO
+
+    with NWBHDF5IO(str(path), "r", load_namespaces=True) as io:
+        file = io.read()
+        units = file.units
+        if units is None or len(units) == 0:
+            fix = "give a file with sorted units"
+            raise Refusal(f"file {path}", "no units", "an NWB file with a units table", fix)
+        if "spike_times" not in units.colnames:
+            found = "a units table without the column spike_times, which means no units"
+            raise Refusal(f"file {path}", found, "spike times per unit", "add spike_times")
+        spikes = {
+            str(name): np.asarray(units.get_unit_spike_times(row), float)
+            for row, name in enumerate(units.id[:])
+        }
+        recorded = _recorded(units)
+        t, xy, unit = _position(file)
+        epochs = _epochs(file)
+        version = str(file.nwb_version) if hasattr(file, "nwb_version") else ""
+    return Session(spikes, t, xy, unit, epochs, recorded, "NWB", version)
+
+
+def _recorded(units: Any) -> np.ndarray | None:
+    """Intersect nothing: give the intervals of the first unit when all units share them."""
+    if "obs_intervals" not in units.colnames:
+        return None
+    intervals = [np.asarray(units["obs_intervals"][row], float) for row in range(len(units))]
+    same = all(np.array_equal(intervals[0], other) for other in intervals)
+    return (
+        intervals[0]
+        if same
+        else np.array([[max(i.min() for i in intervals), min(i.max() for i in intervals)]])
+    )
+
+
+def _position(file: Any) -> tuple[np.ndarray, np.ndarray, str]:
+    """Find the first spatial series of a file, in its own units times its conversion."""
+    from pynwb.behavior import Position, SpatialSeries
+
+    places = [file.acquisition, *(module.data_interfaces for module in file.processing.values())]
+    for place in places:
+        for item in place.values():
+            series = list(item.spatial_series.values()) if isinstance(item, Position) else [item]
+            for one in series:
+                if isinstance(one, SpatialSeries):
+                    return _series(one)
+    return np.empty(0), np.empty((0, 2)), ""
+
+
+def _series(one: Any) -> tuple[np.ndarray, np.ndarray, str]:
+    data = np.asarray(one.data[:], float) * float(one.conversion)
+    data = data[:, None] if data.ndim == 1 else data
+    if data.shape[0] <= 3 < data.shape[1]:
+        data = data.T
+    if one.timestamps is not None:
+        t = np.asarray(one.timestamps[:], float)
+    else:
+        t = float(one.starting_time) + np.arange(len(data)) / float(one.rate)
+    return t, data[:, :2], str(one.unit)
+
+
+def _epochs(file: Any) -> list[tuple[float, float, str]]:
+    if file.epochs is None:
+        return []
+    table = file.epochs.to_dataframe()
+    labels = table["label"] if "label" in table else table["tags"]
+    rows = [
+        (float(start), float(stop), label if isinstance(label, str) else ",".join(map(str, label)))
+        for start, stop, label in zip(table["start_time"], table["stop_time"], labels, strict=True)
+    ]
+    return sorted(rows)
+
+
+def _read_npz(path: Path) -> Session:
+    with np.load(path, allow_pickle=False) as stored:
+        held = {name: stored[name] for name in stored.files}
+    absent = [name for name in ("spike_times", "spike_units") if name not in held]
+    if absent:
+        accepted = "arrays spike_times (seconds) and spike_units, of equal length"
+        found = f"no array {', '.join(absent)} (arrays: {', '.join(sorted(held)) or 'none'})"
+        raise Refusal(f"file {path}", found, accepted, "save them under these names")
+    times, units = held["spike_times"].astype(float), held["spike_units"]
+    if not len(times):
+        raise Refusal(f"file {path}", "no units", "spike times", "give a file with spikes")
+    spikes = {str(name): times[units == name] for name in np.unique(units)}
+    xy = held.get("position", np.empty((0, 2))).astype(float)
+    xy = xy[:, None] if xy.ndim == 1 else xy
+    epochs = []
+    if "epoch_start" in held:
+        labels = held.get("epoch_label", np.array([""] * len(held["epoch_start"])))
+        epochs = sorted(
+            (float(a), float(b), str(c))
+            for a, b, c in zip(held["epoch_start"], held["epoch_stop"], labels, strict=True)
+        )
+    t = held.get("position_t", np.empty(0)).astype(float)
+    return Session(spikes, t, xy, str(held.get("position_unit", "")), epochs, None, "npz", "")
+
+
+def _check(session: Session, path: Path) -> None:
+    """Sort small steps back, and stop at what cannot be seconds on one clock."""
+    for name, times in session.spikes.items():
+        if not np.isfinite(times).all():
+            found = f"unit {name} holds spike times that are NaN or infinite"
+            raise Refusal(f"file {path}", found, "finite seconds", "drop them")
+        steps = np.diff(times)
+        if len(steps) and steps.min() < -LARGEST_STEP_BACK_S:
+            place = int(np.argmin(steps)) + 1
+            found = f"unit {name}, spike {place}: the clock steps back by {-steps.min():.3f} s"
+            fix = "split the file where the clock restarts, or put the parts on one clock"
+            raise Refusal(f"file {path}", found, "times on one clock", fix)
+        if len(steps) and steps.min() < 0:
+            session.warnings.append(f"unit {name}: spikes out of order were sorted")
+            session.spikes[name] = np.sort(times)
+        repeated = int((np.diff(session.spikes[name]) == 0).sum())
+        if repeated:
+            session.warnings.append(f"unit {name}: {repeated} repeated spike times, kept")
+    _check_clock(session, path)
+
+
+def _check_clock(session: Session, path: Path) -> None:
+    """Compare spikes with the other clocks, and their rates with what neurons do."""
+    filled = [times for times in session.spikes.values() if len(times) > 1]
+    if not filled:
+        return
+    last = max(times[-1] for times in filled)
+    clocks = [stop for _, stop, _ in session.epochs]
+    clocks += [float(session.position_t[-1])] if len(session.position_t) else []
+    rates = [len(times) / max(times[-1] - times[0], 1e-9) for times in filled]
+    rate = float(np.median(rates))
+    ratio = last / max(clocks) if clocks and max(clocks) > 0 else 1.0
+    if ratio <= CLOCK_RATIO and PLAUSIBLE_HZ[0] <= rate <= PLAUSIBLE_HZ[1]:
+        return
+    guess = "samples" if ratio > 5000 or rate < 1e-3 else "milliseconds"
+    found = (
+        f"the last spike is at {last:.6g}, the last position or epoch at "
+        f"{max(clocks) if clocks else float('nan'):.6g}, the median rate {rate:.3g} per second: "
+        f"spike times look like {guess}"
+    )
+    raise Refusal(f"file {path}", found, "spike times in seconds", "divide them by their rate")
+
+
+def describe(path: str | Path) -> dict[str, Any]:
+    """Tell what reading a session gives; see `inputs.registry.describe`."""
+    session = read_session(path)
+    spans = [times for times in session.spikes.values() if len(times)]
+    span = max(times[-1] for times in spans) - min(times[0] for times in spans)
+    counts = [len(times) for times in session.spikes.values()]
+    rate = None
+    if len(session.position_t) > 1:
+        rate = float(1 / np.median(np.diff(session.position_t)))
+    return {
+        "modality": "placecells",
+        "format": session.format,
+        "version": session.version or None,
+        "shape": [int(sum(counts)), len(counts)],
+        "names": list(session.spikes),
+        "labels": sorted({label for _, _, label in session.epochs}) or None,
+        "rate_hz": rate,
+        "units": {"spikes": "s", "position": session.position_unit or None},
+        "raw_mean": [count / span for count in counts],
+        "first_row": [float(times[0]) if len(times) else None for times in session.spikes.values()],
+        "warnings": session.warnings,
+        "sheet_row": {"path": str(path)},
+    }
+
+
+def check_source(
+    row: dict[str, Any], units: list[dict[str, str]], settings: dict[str, Any]
+) -> None:
+    """Look for mistakes in a session's file without binning it."""
+    read_session(units[0]["path"] if units else row["source"])

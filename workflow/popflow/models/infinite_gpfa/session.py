@@ -1,0 +1,61 @@
+"""Fit infinite GPFA to a prepared session, and write its posterior beside the clock."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from popflow.models.infinite_gpfa.model import InfiniteGPFA
+from popflow.runtime.files import atomic
+
+
+def fit_session(
+    session: dict[str, np.ndarray],
+    settings: dict[str, Any],
+    seed: int,
+    checkpoints: str | Path | None = None,
+    title: str = "infinite GPFA",
+) -> InfiniteGPFA:
+    """Fit to the entries that the seed's hold-out mask leaves.
+
+    Parameters
+    ----------
+    session : dict
+        Of `prepare.placecells.read_prepared`.
+    settings : dict
+        The preset.
+    seed : int
+        Of the start, and of the hold-out mask (modulo their number).
+    """
+    held = session["held_out"][seed % len(session["held_out"])]
+    observed = ~held & session["used"][:, None]
+    model = InfiniteGPFA(settings=settings, seed=seed)
+    return model.fit(
+        session["counts"],
+        session["bin_s"],
+        observed,
+        session["exposure"],
+        [session["t"]],
+        checkpoints,
+        title,
+    )
+
+
+def write_posterior(model: InfiniteGPFA, session: dict[str, np.ndarray], path: str | Path) -> None:
+    """Write posterior.h5: t, epoch, label, and per bin and factor mask, mean, variance, E[z f]."""
+    import h5py
+
+    arrays = {
+        "t": session["t"],
+        "epoch": session["epoch"],
+        "label": session["label"].astype("S"),
+        "mask_probability": model.mask_probability_,
+        "factor_mean": model.factor_mean_,
+        "factor_variance": model.factor_variance_,
+        "gated_mean": model.gated_mean_,
+        "loadings": model.loadings_,
+        "unit": session["unit"].astype("S"),
+    }
+    with atomic(path) as temporary, h5py.File(temporary, "w") as file:
+        for name, array in arrays.items():
+            file.create_dataset(name, data=array, track_times=False)
