@@ -34,6 +34,7 @@ def tiny(**training):
     settings = preset("urlost")
     settings["clusters"]["number"] = 6
     settings["network"] |= {"width": 16, "encoder_depth": 1, "head_width": 8}
+    settings["objective"]["loss"] = "mse"
     settings["training"] |= {"epochs": 1, "min_updates": 12, "batch": 16} | training
     return settings
 

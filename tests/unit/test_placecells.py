@@ -1,0 +1,235 @@
+"""Place cells: reading, binning, tracking, simulation and evaluation."""
+
+import numpy as np
+import pytest
+
+from popflow.evaluate.placecells import associate, evaluate_placecells, mean_rates, rate_maps
+from popflow.inputs.settings import resolve
+from popflow.inputs.spikes import Session, describe, read_session
+from popflow.models.infinite_gpfa.session import fit_session
+from popflow.prepare.placecells import (
+    bin_count,
+    bin_spikes,
+    clean_position,
+    exposure_of,
+    prepare_placecells,
+    read_prepared,
+    tick,
+    write_session,
+)
+from popflow.runtime.refusal import Refusal
+from popflow.simulate.placecells import simulate_placecells
+from tests.unit.test_infinite_gpfa import settings as model_settings
+
+SETTINGS = resolve("prepare-placecells", {}, "test")
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("placecells")
+    t = np.arange(0, 120, 0.1)
+    xy = 0.5 + 0.4 * np.column_stack([np.sin(t / 5), np.cos(t / 7)])
+    np.savez(folder / "path.npz", t=t, pos=xy)
+    options = resolve("simulate-placecells", {"units": 12, "phase_s": 15}, "test")
+    truth = simulate_placecells(options, folder / "path.npz", folder / "session.nwb")
+    return folder / "session.nwb", truth
+
+
+def test_spk_01_multiples_of_a_sample_fall_into_their_own_bin():
+    ticks = np.arange(0, 300_000, 7)
+    assert np.array_equal(tick(ticks / 30_000, 0.0, 0.001), ticks // 30)
+
+
+@pytest.mark.parametrize("start", [0.0, 12.3456, 4397.0])
+def test_spk_02_spikes_are_conserved(start):
+    draw = np.random.default_rng(0)
+    spikes = {"a": np.sort(start + np.round(draw.random(5000) * 100, 6)), "b": np.empty(0)}
+    counts, starts, _, dropped = bin_spikes(spikes, [(start, start + 90.01, "x")], 0.02)
+    assert counts.sum(0).tolist() == [5000 - dropped[0], 0] and len(counts) == 4500
+    edges = start + np.arange(4501) * 0.02
+    inside = spikes["a"][(spikes["a"] >= edges[0]) & (spikes["a"] < edges[-1])]
+    assert counts[:, 0].sum() == len(inside)
+
+
+def test_spk_03_edges_are_multiples_from_the_start():
+    assert bin_count(0.0, 1.0, 0.3) == 3 and bin_count(0.1, 0.4, 0.1) == 3
+    _, starts, _, _ = bin_spikes({"a": np.array([0.5])}, [(0.1, 10.1, "x")], 0.1)
+    assert np.array_equal(starts, 0.1 + np.arange(100) * 0.1)
+
+
+def test_spk_04_a_spike_at_the_end_belongs_to_no_bin():
+    counts, _, _, dropped = bin_spikes({"a": np.array([0.0, 1.0])}, [(0.0, 1.0, "x")], 0.5)
+    assert counts[:, 0].tolist() == [1, 0] and dropped.tolist() == [1]
+
+
+def test_spk_05_epochs_shorter_than_a_bin_give_none():
+    epochs = [(0.0, 0.05, "short"), (1.0, 1.25, "long")]
+    counts, starts, epoch, dropped = bin_spikes({"a": np.array([0.01, 1.05])}, epochs, 0.1)
+    assert starts.tolist() == [1.0, 1.1] and epoch.tolist() == [1, 1] and dropped.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    "epochs, message",
+    [
+        ([(0.0, 2.0, "a"), (1.0, 3.0, "b")], "'a' and 'b' overlap by 1 s"),
+        ([(2.0, 1.0, "a")], "stops at 1 s, before it starts"),
+        ([(0.0, 0.05, "a")], "the longest epoch lasts 0.05 s, a bin 0.1 s"),
+    ],
+)
+def test_epochs_that_cannot_be_binned_are_refused(epochs, message):
+    with pytest.raises(Refusal, match=message):
+        bin_spikes({"a": np.array([0.5])}, epochs, 0.1)
+
+
+def test_spk_06_exposure_is_the_recorded_share():
+    share = exposure_of(np.array([0.0, 1.0, 2.0]), 1.0, np.array([[0.25, 1.5], [1.75, 2.0]]))
+    assert share.tolist() == [0.75, 0.75, 0.0]
+    assert exposure_of(np.array([0.0]), 1.0, np.empty((0, 2))).tolist() == [0.0]
+
+
+def save(path, **arrays):
+    np.savez(path, **arrays)
+    return path
+
+
+def test_spk_08_no_units_is_told(tmp_path):
+    with pytest.raises(Refusal, match="no array spike_times, spike_units"):
+        read_session(save(tmp_path / "a.npz", other=np.zeros(2)))
+    empty = save(tmp_path / "b.npz", spike_times=np.empty(0), spike_units=np.empty(0, int))
+    with pytest.raises(Refusal, match="no units"):
+        read_session(empty)
+
+
+def test_spk_09_a_restarted_clock_is_refused_and_small_steps_are_sorted(tmp_path):
+    times = np.array([1.0, 2.0, 60.0, 0.5, 1.5])
+    path = save(tmp_path / "a.npz", spike_times=times, spike_units=np.full(5, 7))
+    with pytest.raises(Refusal, match="unit 7, spike 3: the clock steps back by 59.500 s"):
+        read_session(path)
+    times = np.array([1.0, 2.0, 1.9, 3.0])
+    session = read_session(
+        save(tmp_path / "b.npz", spike_times=times, spike_units=np.zeros(4, int))
+    )
+    assert session.spikes["0"].tolist() == [1.0, 1.9, 2.0, 3.0]
+    assert "sorted" in session.warnings[0]
+
+
+@pytest.mark.parametrize("factor, guess", [(1000, "milliseconds"), (30_000, "samples")])
+def test_spk_10_times_that_are_not_seconds_are_refused(tmp_path, factor, guess):
+    times = np.sort(np.random.default_rng(0).random(200)) * 100 * factor
+    path = save(
+        tmp_path / "a.npz",
+        spike_times=times,
+        spike_units=np.zeros(200, int),
+        position_t=np.arange(0, 100, 0.1),
+        position=np.ones((1000, 2)),
+    )
+    with pytest.raises(Refusal, match=f"spike times look like {guess}"):
+        read_session(path)
+
+
+def test_broken_and_unknown_files_are_refused(tmp_path):
+    (tmp_path / "a.nwb").write_bytes(b"no hdf5")
+    (tmp_path / "a.xyz").write_text("")
+    with pytest.raises(Refusal, match="cannot be read"):
+        read_session(tmp_path / "a.nwb")
+    with pytest.raises(Refusal, match="unknown kind of file"):
+        read_session(tmp_path / "a.xyz")
+    with pytest.raises(Refusal, match="no such file"):
+        read_session(tmp_path / "b.nwb")
+
+
+def test_tracking_is_cleaned_and_gaps_stay_open():
+    t = np.arange(0, 10, 0.1)
+    xy = np.column_stack([1 + 0.1 * t, np.ones_like(t)])
+    xy[20:40], xy[50] = np.nan, (9.0, 9.0)
+    at = np.array([1.05, 3.0, 5.0, 9.0, 20.0])
+    place, speed, lost = clean_position(t, xy, at, 0.5, 1.5)
+    assert lost == {"lost": 20, "jump": 1, "repeated": 0}
+    assert place[0] == pytest.approx([1.105, 1.0]) and place[2] == pytest.approx([1.5, 1.0])
+    assert np.isnan(place[[1, 4]]).all() and speed[3] == pytest.approx(0.1, rel=0.05)
+
+
+def test_the_simulated_file_is_read_back(simulated):
+    path, truth = simulated
+    session, told = read_session(path), describe(path)
+    assert len(session.spikes) == 12 and session.position.shape == (1200, 2)
+    assert {label for _, _, label in session.epochs} == {"foraging", "memory"}
+    assert told["shape"] == [sum(len(s) for s in session.spikes.values()), 12]
+    assert told["units"]["position"] == "meters" and told["rate_hz"] == pytest.approx(10)
+    expected = np.exp(truth.log_rate).sum() * 0.02
+    assert told["shape"][0] == pytest.approx(expected, rel=0.05)
+
+
+def test_the_prepared_session_accounts_for_every_spike(simulated, tmp_path):
+    session = read_session(simulated[0])
+    arrays, report = prepare_placecells(session, SETTINGS)
+    for item in ("spikes", "units"):
+        count = report[report["item"] == item].groupby("kind")["count"].sum()
+        assert count["read"] == count["kept"] + count["dropped"]
+    write_session(arrays, tmp_path / "session.h5")
+    back = read_prepared(tmp_path / "session.h5")
+    assert np.array_equal(back["counts"], arrays["counts"])
+    assert set(back["label"]) == {"foraging", "memory"} and back["bin_s"] == 0.2
+    share = back["held_out"].mean((1, 2))
+    assert share == pytest.approx(0.1, abs=0.02) and len(share) == 3
+
+
+def test_quiet_and_loud_units_are_dropped_with_a_reason():
+    spikes = {
+        "quiet": np.arange(5.0),
+        "good": np.arange(0, 90, 0.5),
+        "loud": np.arange(0, 90, 0.01),
+    }
+    session = Session(spikes, np.empty(0), np.empty((0, 2)))
+    arrays, report = prepare_placecells(session, SETTINGS)
+    assert arrays["unit"].astype(str).tolist() == ["good"]
+    reasons = report[report["kind"] == "dropped"].set_index("reason")["count"]
+    assert reasons["fewer than 20 spikes"] == 1 and reasons["above 50 Hz"] == 1
+    with pytest.raises(Refusal, match="none of 1 units is kept"):
+        prepare_placecells(Session({"a": np.arange(5.0)}, np.empty(0), np.empty((0, 2))), SETTINGS)
+
+
+def test_rate_maps_divide_by_occupancy():
+    draw = np.random.default_rng(0)
+    xy = draw.random((20_000, 2)) ** [2, 1]
+    session = {"position": xy, "bin_s": 0.1}
+    maps, occupancy = rate_maps(session, np.full((20_000, 1), 3.0), bins=10)
+    assert maps[0] == pytest.approx(np.full((10, 10), 3.0)) and occupancy.sum() == pytest.approx(
+        2000
+    )
+
+
+def test_evaluation_puts_peers_on_the_same_entries(simulated):
+    arrays, _ = prepare_placecells(read_session(simulated[0]), SETTINGS)
+    session = arrays | {
+        "label": arrays["label"].astype(str),
+        "unit": arrays["unit"].astype(str),
+        "bin_s": 0.2,
+    }
+    model = fit_session(session, model_settings(iterations=8), seed=0)
+    options = resolve("evaluate-placecells", {"draws": 20, "peer_iterations": 5, "shifts": 30}, "t")
+    table, association = evaluate_placecells("mine", session, [("default", 0, model)], options)
+    columns = ["dataset", "method", "variant", "seed", "fold", "task", "metric", "value", "n"]
+    assert list(table.columns) == columns
+    bits = table[table["metric"] == "bits per spike"].set_index("method")
+    assert bits["value"]["mean rate"] == 0 and bits["n"].nunique() == 1
+    assert bits["value"]["infinite_gpfa"] > 0
+    assert len(association) == 3 and association["fdr"].between(0, 1).all()
+    held = session["held_out"][0]
+    changed = session | {"counts": np.where(held, 99, session["counts"])}
+    assert mean_rates(changed, held) == pytest.approx(mean_rates(session, held))
+
+
+def test_masks_that_follow_the_phase_are_found_and_others_are_not():
+    class Fitted:
+        energy_share_ = np.array([0.6, 0.4])
+
+    draw = np.random.default_rng(0)
+    length = draw.integers(60, 140, 40)
+    labels = np.repeat(np.where(np.arange(40) % 2, "b", "a"), length)
+    own = (labels == "b") * 0.6 + 0.4 * draw.random(len(labels))
+    Fitted.mask_probability_ = np.column_stack([own, draw.random(len(labels))])
+    options = resolve("evaluate-placecells", {"shifts": 200}, "test")
+    table = associate({"label": labels, "bin_s": 0.2}, Fitted, options, 0)
+    assert table["auc"][0] == 1.0 and table["p_best"][0] < 0.01 and table["fdr"][0] < 0.05
+    assert table["auc"][1] < 0.6 and table["p"][1] > 0.05
