@@ -50,11 +50,12 @@ def write(folder, **changes):
 
 
 def planned(done):
-    """List the rules of a dry run."""
-    names = {
-        line.split()[1].rstrip(":") for line in done.stdout.splitlines() if line[:5] == "rule "
-    }
-    return names - {"all"}
+    """List the rules of a dry run, from its table of jobs."""
+    lines = (done.stdout + done.stderr).splitlines()
+    start = next(i for i, line in enumerate(lines) if line.split() == ["job", "count"])
+    rows = [line.split() for line in lines[start + 2 :]]
+    stop = next(i for i, row in enumerate(rows) if row[:1] == ["total"])
+    return {row[0] for row in rows[:stop]} - {"all"}
 
 
 def digests(folder, *patterns):

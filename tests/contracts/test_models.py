@@ -1,0 +1,123 @@
+"""One suite that every model's fit must pass: seed, save and load, order of the population."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from popflow.inputs.config import preset
+from popflow.models.infinite_gpfa import InfiniteGPFA
+from popflow.models.maestro import Maestro
+from popflow.models.urlost import Urlost
+
+
+@dataclass
+class Case:
+    """A small fit of a model.
+
+    Attributes
+    ----------
+    data : object
+        What `fit` takes.
+    make : callable
+        Of a seed, gives an unfitted model.
+    fit, represent : callable
+        Of (model, data); the latter gives an array.
+    permute : callable
+        Of (data, generator): the population in another order.
+    """
+
+    data: Any
+    make: Any
+    fit: Any
+    represent: Any
+    permute: Any
+
+
+def maestro():
+    draw = np.random.default_rng(0)
+    means = draw.normal(size=(10, 1, 4))
+    sets = {
+        f"s{i}": (mean + draw.normal(size=(60, 4))).astype(np.float32)
+        for i, mean in enumerate(means)
+    }
+    settings = preset("maestro")
+    settings["training"] |= {"steps": 4, "steps_per_epoch": 2, "batch": 4}
+    return Case(
+        sets,
+        lambda seed: Maestro(settings=settings, seed=seed),
+        lambda model, data: model.fit(data),
+        lambda model, data: np.asarray(model.transform(data)),
+        lambda data, draw: {k: cells[draw.permutation(len(cells))] for k, cells in data.items()},
+    )
+
+
+def urlost():
+    draw = np.random.default_rng(0)
+    x = (draw.normal(size=(40, 4)).repeat(6, 1) + draw.normal(size=(40, 24))).astype(np.float32)
+    settings = preset("urlost")
+    settings["clusters"]["number"] = 4
+    settings["training"] |= {"epochs": 1, "min_updates": 4, "batch": 16}
+    return Case(
+        x,
+        lambda seed: Urlost(settings=settings, seed=seed),
+        lambda model, data: model.fit(data),
+        lambda model, data: model.transform(data),
+        None,
+    )
+
+
+def infinite_gpfa():
+    counts = np.random.default_rng(0).poisson(1.5, (60, 6))
+    settings = preset("infinite_gpfa") | {"n_factors": 2, "inducing": 20, "iterations": 4}
+    return Case(
+        counts,
+        lambda seed: InfiniteGPFA(settings=settings, seed=seed),
+        lambda model, data: model.fit(data, 0.1),
+        lambda model, data: model.gated_mean_,
+        None,
+    )
+
+
+CASES = {"maestro": maestro, "urlost": urlost, "infinite_gpfa": infinite_gpfa}
+
+
+@pytest.fixture(params=sorted(CASES))
+def case(request):
+    return CASES[request.param]()
+
+
+def test_the_same_seed_gives_the_same_numbers(case):
+    models = [case.make(3) for _ in range(2)]
+    for model in models:
+        case.fit(model, case.data)
+    first, second = (case.represent(model, case.data) for model in models)
+    assert np.isfinite(first).all() and np.array_equal(first, second)
+
+
+def test_another_seed_gives_other_numbers(case):
+    models = [case.make(seed) for seed in (3, 4)]
+    for model in models:
+        case.fit(model, case.data)
+    first, second = (case.represent(model, case.data) for model in models)
+    assert not np.array_equal(first, second)
+
+
+def test_save_and_load_keep_the_representation(case, tmp_path):
+    model = case.make(0)
+    case.fit(model, case.data)
+    model.save(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} >= {"model.safetensors", "model.json"}
+    back = type(model).load(tmp_path)
+    assert np.allclose(case.represent(model, case.data), case.represent(back, case.data), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if CASES[name]().permute])
+def test_the_order_of_the_population_does_not_matter(name):
+    case = CASES[name]()
+    model = case.make(0)
+    case.fit(model, case.data)
+    other = case.permute(case.data, np.random.default_rng(1))
+    first, second = case.represent(model, case.data), case.represent(model, other)
+    assert np.allclose(first, second, rtol=1e-4, atol=1e-5)
