@@ -102,11 +102,12 @@ def panel_letter(axes: "Axes", letter: str) -> None:
 def save(fig: "Figure", png_path: str | Path, table: "pd.DataFrame") -> None:
     """Write a figure as PNG and PDF and the numbers that it draws as TSV, beside each other.
 
-    The files hold no date and no version, so that equal numbers give equal bytes.
+    The files hold no date, no version and no wall time, so that equal numbers give equal bytes.
     """
     png_path = Path(png_path)
     for suffix, metadata in ((".png", {"Software": None}), (".pdf", {"CreationDate": None})):
         with atomic(png_path.with_suffix(suffix)) as temporary:
             fig.savefig(temporary, dpi=DPI, metadata=metadata)
+    table = table.drop(columns="seconds", errors="ignore")
     write_tsv(table, png_path.with_suffix(".tsv"))
     plt.close(fig)
