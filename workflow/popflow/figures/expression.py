@@ -126,7 +126,7 @@ def draw_confusion(predictions: pd.DataFrame, png: str | Path) -> None:
         ax.set_yticks(range(len(classes)), classes)
         score = balanced_accuracy(truth, predicted)
         ax.set(xlabel="predicted", ylabel="true" if ax is axes[0] else "")
-        ax.set_title(f"{NAMES[method]}: balanced accuracy {score:.2f} (n = {len(rows)})")
+        ax.set_title(f"{NAMES[method]}\nbalanced accuracy {score:.2f}, n = {len(rows)}")
         long = counts.stack().rename("count").reset_index()
         long.columns = ["truth", "predicted", "count"]
         tables.append(long.assign(method=method, variant=variant))

@@ -69,7 +69,7 @@ def draw_raster(session: dict[str, Any], png: str | Path) -> None:
         aspect="auto",
         cmap="Greys",
         vmin=0,
-        vmax=np.quantile(counts, 0.995),
+        vmax=max(1.0, np.quantile(counts, 0.98)),
         extent=[t[here][0], t[here][-1], counts.shape[0] + 0.5, 0.5],
     )
     raster.set(ylabel="unit, by place of its peak")
