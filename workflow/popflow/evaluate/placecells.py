@@ -42,71 +42,46 @@ def evaluate_placecells(
         variant, seed, factor, label, auc, p, fdr, energy_share, mean_mask: one row per factor.
     """
     rows, associations = [], []
-    seeds = sorted({seed for _, seed, _ in fits})
     for variant, seed, model in fits:
-        held = hold_out_of(session, seed)
-        terms = model.log_predictive(
-            session["counts"], held, session["exposure"], settings["draws"]
-        )
-        rows += _scores("infinite_gpfa", variant, seed, session, held, terms)
-        rows.append(
-            _row(
-                "infinite_gpfa",
-                variant,
-                seed,
-                "factors",
-                "effective number",
-                model.n_effective_,
-                len(session["t"]),
-            )
-        )
-        table = associate(session, model, settings, seed)
-        if len(table) and model.settings["masks"]:
+        scored, table = _score_fit(session, variant, seed, model, settings)
+        rows += scored
+        if len(table):
             associations.append(table.assign(variant=variant, seed=seed))
-            best = table["auc"].max()
-            rows.append(
-                _row(
-                    "infinite_gpfa",
-                    variant,
-                    seed,
-                    "task phase",
-                    "best mask AUC",
-                    best,
-                    len(session["t"]),
-                )
-            )
-            rows.append(
-                _row(
-                    "infinite_gpfa",
-                    variant,
-                    seed,
-                    "task phase",
-                    "p of the best mask",
-                    table["p_best"].iloc[0],
-                    len(session["t"]),
-                )
-            )
-            rows.append(
-                _row(
-                    "rotated labels",
-                    "",
-                    seed,
-                    "task phase",
-                    "best mask AUC",
-                    table["null_best"].iloc[0],
-                    len(session["t"]),
-                )
-            )
-    for seed in seeds:
+    for seed in sorted({seed for _, seed, _ in fits}):
         held = hold_out_of(session, seed)
         rows += _scores("mean rate", "", seed, session, held, _mean_rate_terms(session, held))
-        rows += _scores(
-            "elephant_gpfa", "", seed, session, held, elephant_terms(session, held, settings)
-        )
+        terms = elephant_terms(session, held, settings)
+        rows += _scores("elephant_gpfa", "", seed, session, held, terms)
     table = pd.DataFrame(rows)
     table.insert(0, "dataset", dataset)
     empty = pd.DataFrame(columns=["factor", "label", "auc", "p", "fdr", "variant", "seed"])
     return table, pd.concat(associations) if associations else empty
+
+
+def _score_fit(
+    session: dict[str, np.ndarray],
+    variant: str,
+    seed: int,
+    model: InfiniteGPFA,
+    settings: dict[str, Any],
+) -> tuple[list[dict[str, Any]], pd.DataFrame]:
+    """Score one fit; give its rows, and its association with the phases when it has masks."""
+    method, bins = "infinite_gpfa", len(session["t"])
+    held = hold_out_of(session, seed)
+    terms = model.log_predictive(session["counts"], held, session["exposure"], settings["draws"])
+    rows = _scores(method, variant, seed, session, held, terms)
+    count = model.n_effective_
+    rows.append(_row(method, variant, seed, "factors", "effective number", count, bins))
+    if not model.settings["masks"]:
+        return rows, pd.DataFrame()
+    table = associate(session, model, settings, seed)
+    if len(table):
+        task, best = "task phase", table["auc"].max()
+        p, null = table["p_best"].iloc[0], table["null_best"].iloc[0]
+        rows.append(_row(method, variant, seed, task, "best mask AUC", best, bins))
+        rows.append(_row(method, variant, seed, task, "p of the best mask", p, bins))
+        rows.append(_row("rotated labels", "", seed, task, "best mask AUC", null, bins))
+    return rows, table
 
 
 def hold_out_of(session: dict[str, np.ndarray], seed: int) -> np.ndarray:
