@@ -36,7 +36,7 @@ def test_blur_grows_only_when_proportional():
         kernel, offsets = receptive_field(size, sigma), np.arange(size) - (size - 1) / 2
         return (kernel.sum(axis=0) * offsets**2).sum()
 
-    assert spread(7, "fixed") == pytest.approx(0.25, abs=0.03)
+    assert spread(7, "fixed") < 0.25
     assert spread(7, "proportional") > 2
 
 
