@@ -19,6 +19,7 @@ help:
 setup: .venv/installed
 
 .venv/installed: $(REQUIREMENTS)
+	@case "$(CURDIR)" in *" "*) echo "popflow cannot be installed in '$(CURDIR)': Snakemake does not run from a path with a space. Move the repository to a folder without one." >&2; exit 1;; esac
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v == (3, 11) else f"popflow needs Python 3.11, and $(PYTHON) is {v[0]}.{v[1]}. Give another one: make PYTHON=python3.11 demo")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/lock.txt

@@ -1,5 +1,6 @@
 """Configuration, wildcards and the input and params functions that the rules share."""
 
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -12,6 +13,15 @@ from popflow.runtime.fingerprints import settings_fingerprint
 from popflow.runtime.refusal import Refusal, Refusals
 
 
+def usable_interpreter():
+    """Refuse a Python whose path Snakemake cannot call: it runs scripts without quoting it."""
+    if any(character.isspace() for character in sys.executable):
+        raise WorkflowError(
+            f"Snakemake cannot run scripts with {sys.executable}: its path holds a space.\n"
+            "Fix: move the repository to a folder without spaces and run make setup there."
+        )
+
+
 def resolved_config():
     """Check the configuration; a mistake ends the run with its message before any job starts."""
     files = [Path(file) for file in workflow.configfiles]
@@ -22,6 +32,7 @@ def resolved_config():
         raise WorkflowError(f"the configuration is refused.\n{refusal}") from None
 
 
+usable_interpreter()
 CONFIG = resolved_config()
 
 

@@ -1,6 +1,7 @@
 """The house: pins, imports between rooms, generated documentation, style, messages at the door."""
 
 import ast
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -118,3 +119,13 @@ def test_the_default_configuration_passes_the_check():
     done = run("popflow.cli", "check", str(ROOT / "config" / "config.yaml"))
     assert done.returncode == 0, done.stderr
     assert "is in order" in done.stdout
+
+
+def test_setup_in_a_folder_with_a_space_is_refused_at_once(tmp_path):
+    folder = tmp_path / "my lab"
+    shutil.copytree(ROOT / "requirements", folder / "requirements")
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder)
+    done = subprocess.run(["make", "setup"], cwd=folder, capture_output=True, text=True)
+    assert done.returncode != 0 and not (folder / ".venv").exists()
+    assert "Move the repository to a folder without one" in done.stderr
