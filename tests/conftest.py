@@ -34,9 +34,11 @@ def config_folder(tmp_path: Path) -> Path:
     return folder
 
 
-def run(*command: str, cwd: Path = ROOT, timeout: float = 600) -> subprocess.CompletedProcess:
+def run(
+    *command: str, cwd: Path = ROOT, timeout: float = 600, **variables: str
+) -> subprocess.CompletedProcess:
     """Run a command of this environment; give its exit code and its output as text."""
-    environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore")
+    environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore", **variables)
     return subprocess.run(
         [sys.executable, "-m", *command],
         cwd=cwd,

@@ -1,6 +1,8 @@
-"""One suite that every model's fit must pass: seed, save and load, order of the population."""
+"""One suite that every model's fit must pass: seed, save, load, resume, order of the population."""
 
-from dataclasses import dataclass
+import os
+import signal
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,10 @@ import pytest
 from popflow.inputs.config import preset
 from popflow.models.infinite_gpfa import InfiniteGPFA
 from popflow.models.maestro import Maestro
+from popflow.models.popt import PopT
 from popflow.models.urlost import Urlost
+from popflow.runtime.progress import Progress
+from tests.populations import POPT_SETTINGS, electrode_session
 
 
 @dataclass
@@ -22,8 +27,10 @@ class Case:
         What `fit` takes.
     make : callable
         Of a seed, gives an unfitted model.
-    fit, represent : callable
-        Of (model, data); the latter gives an array.
+    fit : callable
+        Of (model, data), and a folder for checkpoints.
+    represent : callable
+        Of (model, data); gives an array.
     permute : callable
         Of (data, generator): the population in another order.
     """
@@ -47,7 +54,7 @@ def maestro():
     return Case(
         sets,
         lambda seed: Maestro(settings=settings, seed=seed),
-        lambda model, data: model.fit(data),
+        lambda model, data, checkpoints=None: model.fit(data, checkpoints=checkpoints),
         lambda model, data: np.asarray(model.transform(data)),
         lambda data, draw: {k: cells[draw.permutation(len(cells))] for k, cells in data.items()},
     )
@@ -62,25 +69,45 @@ def urlost():
     return Case(
         x,
         lambda seed: Urlost(settings=settings, seed=seed),
-        lambda model, data: model.fit(data),
+        lambda model, data, checkpoints=None: model.fit(data, checkpoints=checkpoints),
         lambda model, data: model.transform(data),
         None,
     )
 
 
+def popt():
+    sizes = {"width": 64, "heads": 4, "layers": 1, "feedforward": 128, "dropout": 0.1}
+
+    def fit(model, data, checkpoints=None):
+        return model.fit([data], POPT_SETTINGS, checkpoints=checkpoints, device="cpu")
+
+    def permute(data, draw):
+        order = draw.permutation(len(data.lip))
+        return replace(data, features=data.features[:, order], lip=data.lip[order])
+
+    return Case(
+        electrode_session("sub-1", channels=24),
+        lambda seed: PopT(12, **sizes, seed=seed),
+        fit,
+        lambda model, data: model.transform(data.features[:40], data.lip),
+        permute,
+    )
+
+
 def infinite_gpfa():
     counts = np.random.default_rng(0).poisson(1.5, (60, 6))
-    settings = preset("infinite_gpfa") | {"n_factors": 2, "inducing": 20, "iterations": 4}
+    settings = preset("infinite_gpfa") | {"n_factors": 2, "inducing": 20}
+    settings |= {"iterations": 4, "checkpoint_every": 1}
     return Case(
         counts,
         lambda seed: InfiniteGPFA(settings=settings, seed=seed),
-        lambda model, data: model.fit(data, 0.1),
+        lambda model, data, checkpoints=None: model.fit(data, 0.1, checkpoints=checkpoints),
         lambda model, data: model.gated_mean_,
         None,
     )
 
 
-CASES = {"maestro": maestro, "urlost": urlost, "infinite_gpfa": infinite_gpfa}
+CASES = {"maestro": maestro, "urlost": urlost, "popt": popt, "infinite_gpfa": infinite_gpfa}
 
 
 @pytest.fixture(params=sorted(CASES))
@@ -121,3 +148,34 @@ def test_the_order_of_the_population_does_not_matter(name):
     other = case.permute(case.data, np.random.default_rng(1))
     first, second = case.represent(model, case.data), case.represent(model, other)
     assert np.allclose(first, second, rtol=1e-4, atol=1e-5)
+
+
+def test_a_fit_that_was_ended_goes_on_to_the_same_numbers(case, tmp_path, monkeypatch):
+    straight = case.make(3)
+    case.fit(straight, case.data)
+
+    update, calls = Progress.update, []
+
+    def ended(self, *args, **numbers):
+        update(self, *args, **numbers)
+        calls.append(self.done)
+        if len(calls) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def end(number, frame):
+        raise SystemExit(143)
+
+    before = signal.signal(signal.SIGTERM, end)
+    monkeypatch.setattr(Progress, "update", ended)
+    try:
+        with pytest.raises(SystemExit):
+            case.fit(case.make(3), case.data, tmp_path)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    monkeypatch.undo()
+    assert any(path.is_file() for path in tmp_path.rglob("*"))
+
+    resumed = case.make(3)
+    case.fit(resumed, case.data, tmp_path)
+    first, second = (case.represent(model, case.data) for model in (straight, resumed))
+    assert np.array_equal(first, second)

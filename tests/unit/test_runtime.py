@@ -176,3 +176,9 @@ def test_a_loss_that_is_not_finite_is_refused():
 
     with pytest.raises(Refusal, match="training step 3: the loss is nan"):
         training.train(Diverging(), device="cpu")
+
+
+def test_checkpoints_keep_numpy_scalars_readable(tmp_path):
+    store = Checkpoints(tmp_path)
+    store.save(1, {"rate": np.float64(0.5), "list": [np.int64(3), (np.bool_(True),)]})
+    assert store.latest() == {"rate": 0.5, "list": [3, (True,)]}

@@ -1,6 +1,7 @@
 """The workflow as a user meets it, on a small simulated dataset."""
 
 import hashlib
+import shutil
 
 import pytest
 import yaml
@@ -24,7 +25,7 @@ CONFIG = {
 }
 
 
-def snakemake(folder, *options):
+def snakemake(folder, *options, **variables):
     """Run the workflow in a folder of its own."""
     return run(
         "snakemake",
@@ -37,6 +38,7 @@ def snakemake(folder, *options):
         "--cores",
         "2",
         *options,
+        **variables,
     )
 
 
@@ -56,6 +58,16 @@ def planned(done):
     rows = [line.split() for line in lines[start + 2 :]]
     stop = next(i for i, row in enumerate(rows) if row[:1] == ["total"])
     return {row[0] for row in rows[:stop]} - {"all"}
+
+
+def changed(folder, module):
+    """Copy the library and change one module of the copy; give the folder that holds it."""
+    place = folder / module.replace("/", "-")
+    for name in ("workflow", "config"):
+        shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
+    with open(place / "workflow" / "popflow" / f"{module}.py", "a") as file:
+        file.write("\n\nCHANGED = True\n")
+    return str(place / "workflow")
 
 
 def digests(folder, *patterns):
@@ -82,6 +94,16 @@ def test_a_run_its_repetition_its_changes_and_its_report(tmp_path):
         "gather_benchmarks",
     }
     write(folder)
+    after = snakemake(folder, "-n", PYTHONPATH=changed(tmp_path, "models/urlost/network"))
+    assert planned(after) == {
+        "fit_urlost",
+        "evaluate_expression",
+        "draw_expression",
+        "write_provenance",
+        "gather_benchmarks",
+    }
+    after = snakemake(folder, "-n", PYTHONPATH=changed(tmp_path, "figures/comparison"))
+    assert planned(after) == {"draw_expression"}
     report = snakemake(folder, "--report", "results/report.zip")
     assert report.returncode == 0 and (folder / "results" / "report.zip").stat().st_size > 50_000
 

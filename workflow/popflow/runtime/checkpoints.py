@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from popflow.runtime.files import atomic, read_json, write_json
 from popflow.runtime.refusal import Refusal
 
@@ -42,7 +44,7 @@ class Checkpoints:
 
         path = self.folder / f"step-{step:09d}.ckpt"
         with atomic(path) as temporary:
-            torch.save(state, temporary)
+            torch.save(_plain(state), temporary)
             digest = hashlib.sha256(temporary.read_bytes()).hexdigest()
         write_json({"sha256": digest, "step": step}, path.with_suffix(".json"))
         for old in self._states()[: -self.keep]:
@@ -125,6 +127,15 @@ class Checkpoints:
             "one fit at a time in a checkpoint folder",
             f"wait for it or end it; if it is dead, remove {self._lock}",
         )
+
+
+def _plain(value: Any) -> Any:
+    """Turn numpy's scalars into Python's, which alone can be read back without pickle."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_plain(item) for item in value)
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _modified(path: Path) -> float:

@@ -1,6 +1,7 @@
 """Infinite GPFA in the habits of scikit-learn: from arrays of counts, without Snakemake."""
 
 import logging
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -187,17 +188,18 @@ class InfiniteGPFA:
         s = self.settings
         state = ascent.start(seed)
         store = Checkpoints(folder) if folder else None
-        if store and (saved := store.latest()):
-            _restore(state, ascent, saved)
-        progress = Progress(title, s["iterations"], len(state.trace))
-        while len(state.trace) < s["iterations"] and not self._converged(state.trace):
-            elbo = ascent.iterate(state, len(state.trace))
-            progress.update(elbo=elbo)
-            if store and len(state.trace) % s["checkpoint_every"] == 0:
+        with store.lock() if store else nullcontext():
+            if store and (saved := store.latest()):
+                _restore(state, ascent, saved)
+            progress = Progress(title, s["iterations"], len(state.trace))
+            while len(state.trace) < s["iterations"] and not self._converged(state.trace):
+                elbo = ascent.iterate(state, len(state.trace))
+                progress.update(elbo=elbo)
+                if store and len(state.trace) % s["checkpoint_every"] == 0:
+                    store.save(len(state.trace), _saved(state, ascent))
+            if store:
                 store.save(len(state.trace), _saved(state, ascent))
-        if store:
-            store.save(len(state.trace), _saved(state, ascent))
-        progress.close()
+            progress.close()
         noise = getattr(ascent.likelihood, "noise", torch.zeros(0)).clone()
         return state, noise
 

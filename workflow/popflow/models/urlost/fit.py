@@ -1,6 +1,7 @@
 """Fit URLOST to a matrix and use it, from arrays."""
 
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def _warm_cosine(step: int, warm: int, steps: int) -> float:
     """Rise linearly, then fall by half a cosine."""
     if step < warm:
         return (step + 1) / warm
-    return 0.5 * (1 + np.cos(np.pi * (step - warm) / max(1, steps - warm)))
+    return 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
 
 
 class Urlost:
