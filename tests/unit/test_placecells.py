@@ -151,7 +151,7 @@ def test_tracking_is_cleaned_and_gaps_stay_open():
 
 def test_the_simulated_file_is_read_back(simulated):
     path, truth = simulated
-    session, told = read_session(path), describe(path)
+    session, told = read_session(path), describe(path).keys()
     assert len(session.spikes) == 12 and session.position.shape == (1200, 2)
     assert {label for _, _, label in session.epochs} == {"foraging", "memory"}
     assert told["shape"] == [sum(len(s) for s in session.spikes.values()), 12]

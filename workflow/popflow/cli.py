@@ -72,25 +72,26 @@ def inspect(
     """Tell what reading a file or folder gives: format, shape, names, units, means, warnings."""
     from popflow.inputs.registry import describe
 
-    described = describe(path)
+    told = describe(path)
     if as_json:
-        typer.echo(json.dumps(described, indent=2, default=str))
+        typer.echo(json.dumps(told.keys(), indent=2, default=str))
         return
-    for key in ("modality", "format", "version", "shape", "rate_hz", "units"):
-        typer.echo(f"{key:10s} {described[key]}")
-    typer.echo(f"labels     {_shortened(described['labels'])}")
+    for key in ("modality", "format", "version", "instrument", "shape", "rate_hz", "span_s"):
+        typer.echo(f"{key:10s} {getattr(told, key)}")
+    typer.echo(f"units      {told.units}\nlabels     {_shortened(told.labels)}")
     typer.echo(f"\n{'column':>6s}  {'name':30s} {'raw mean':>14s} {'first row':>14s}")
-    count = len(described["names"]) if all_columns else min(20, len(described["names"]))
-    first = described["first_row"] or []
+    count = len(told.names) if all_columns else min(20, len(told.names))
     for i in range(count):
-        value = f"{first[i]:14.6g}" if i < len(first) else " " * 14
-        mean = described["raw_mean"][i] if described["raw_mean"] else float("nan")
-        typer.echo(f"{i:6d}  {str(described['names'][i])[:30]:30s} {mean:14.6g} {value}")
-    if count < len(described["names"]):
-        typer.echo(f"        … {len(described['names']) - count} more (--all-columns)")
-    for warning in described["warnings"]:
+        numbers = [
+            f"{x[i]:14.6g}" if i < len(x) and x[i] is not None else " " * 14
+            for x in (told.raw_mean, told.first_row)
+        ]
+        typer.echo(f"{i:6d}  {str(told.names[i])[:30]:30s} {' '.join(numbers)}")
+    if count < len(told.names):
+        typer.echo(f"        … {len(told.names) - count} more (--all-columns)")
+    for warning in told.warnings:
         typer.echo(f"warning: {warning}")
-    typer.echo(f"sheet row: {described['sheet_row']}")
+    typer.echo(f"sheet row: {told.sheet_row}")
 
 
 def _shortened(labels: Any) -> str:
@@ -113,7 +114,7 @@ def init(
         raise Refusal(f"file {output}", "it exists already", "a new file", fix)
     rows = []
     for file in find_files(folder, modality):
-        row = describe(file)["sheet_row"]
+        row = describe(file).sheet_row
         rows.append(row | {"path": str(file.relative_to(folder))} if "path" in row else row)
     columns = list(dict.fromkeys(key for row in rows for key in row))
     with atomic(output) as temporary:

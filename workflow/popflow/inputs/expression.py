@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from popflow.inputs.description import Description, whole_file
 from popflow.inputs.registry import suffix_of
 from popflow.runtime.refusal import Refusal
 
@@ -43,31 +44,20 @@ def read_expression(path: str | Path, orientation: str = "auto") -> "anndata.Ann
     name = path.name.lower().removesuffix(".gz")
     if not path.exists():
         raise Refusal(f"file {path}", "no such file", "an expression matrix", "mend the path")
-    if path.is_dir():
-        adata = _guarded(path, _read_folder)
-    elif name.endswith(".h5ad"):
-        adata = _guarded(path, _read_h5ad)
-    elif name.endswith(".h5"):
-        adata = _guarded(path, _read_10x)
-    elif name.endswith((".csv", ".tsv", ".txt")):
-        adata = _guarded(path, lambda place: _read_table(place, orientation))
-    else:
-        accepted = ".h5ad, .h5 (10x), a 10x folder, .csv, .tsv or .txt (also .gz)"
-        raise Refusal(f"file {path}", "an unknown kind of file", accepted, "convert it")
+    with whole_file(path):
+        if path.is_dir():
+            adata = _read_folder(path)
+        elif name.endswith(".h5ad"):
+            adata = _read_h5ad(path)
+        elif name.endswith(".h5"):
+            adata = _read_10x(path)
+        elif name.endswith((".csv", ".tsv", ".txt")):
+            adata = _read_table(path, orientation)
+        else:
+            accepted = ".h5ad, .h5 (10x), a 10x folder, .csv, .tsv or .txt (also .gz)"
+            raise Refusal(f"file {path}", "an unknown kind of file", accepted, "convert it")
     _check(adata, path)
     return adata
-
-
-def _guarded(path: Path, reader) -> "anndata.AnnData":
-    """Turn what a library says of a broken file into a refusal."""
-    try:
-        return reader(path)
-    except Refusal:
-        raise
-    except Exception as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        fix = "copy it again from its source; a truncated copy is the usual cause"
-        raise Refusal(f"file {path}", f"cannot be read ({reason})", "a whole file", fix) from error
 
 
 def _read_h5ad(path: Path) -> "anndata.AnnData":
@@ -157,7 +147,7 @@ def _check(adata: "anndata.AnnData", path: Path) -> None:
         raise Refusal(f"file {path}", found, "gene names", "export again without the spreadsheet")
 
 
-def describe(path: str | Path) -> dict[str, Any]:
+def describe(path: str | Path) -> Description:
     """Tell what reading an expression file gives; see `inputs.registry.describe`."""
     import numpy as np
     import pandas as pd
@@ -170,20 +160,18 @@ def describe(path: str | Path) -> dict[str, Any]:
         if adata.obs[column].nunique() <= 50 and not pd.api.types.is_float_dtype(adata.obs[column])
     }
     warnings = [] if labels else ["no column of obs looks like a label"]
-    return {
-        "modality": "expression",
-        "format": Path(path).suffix or "10x folder",
-        "version": None,
-        "shape": list(adata.shape),
-        "names": adata.var_names.tolist(),
-        "labels": labels,
-        "rate_hz": None,
-        "units": None,
-        "raw_mean": np.asarray(adata.X.mean(0)).ravel().astype(float).tolist(),
-        "first_row": first.astype(float).tolist(),
-        "warnings": warnings,
-        "sheet_row": {"dataset": "mydata", "modality": "expression", "source": str(path)},
-    }
+    return Description(
+        modality="expression",
+        format=Path(path).suffix or "10x folder",
+        version=None,
+        shape=list(adata.shape),
+        names=adata.var_names.tolist(),
+        raw_mean=np.asarray(adata.X.mean(0)).ravel().astype(float).tolist(),
+        first_row=first.astype(float).tolist(),
+        sheet_row={"dataset": "mydata", "modality": "expression", "source": str(path)},
+        labels=labels,
+        warnings=warnings,
+    )
 
 
 def check_source(
@@ -211,7 +199,8 @@ def check_source(
         if not path.exists():
             raise Refusal(f"file {path}", "no such file", "an expression matrix", "mend the path")
         return
-    obs = _guarded(path, _obs_of)
+    with whole_file(path):
+        obs = _obs_of(path)
     for key in ("label", "group"):
         column = settings[key]
         if column is None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from popflow.inputs.description import Description
 from popflow.inputs.spillover import read_spillover
 from popflow.runtime.refusal import Refusal, Refusals
 
@@ -363,7 +364,7 @@ def _linearise(x: "np.ndarray", fcs: Fcs) -> "np.ndarray":
     return x
 
 
-def describe(path: str | Path) -> dict[str, Any]:
+def describe(path: str | Path) -> Description:
     """Tell what reading an FCS file gives; see `inputs.registry.describe`."""
     path = Path(path)
     file = open_fcs(path)
@@ -376,20 +377,20 @@ def describe(path: str | Path) -> dict[str, Any]:
     notes = list(file.warnings)
     if file.spillover is not None:
         notes.append(f"carries a spillover matrix of {len(file.spillover[0])} channels")
-    return {
-        "modality": "cytometry",
-        "format": "FCS",
-        "version": file.version,
-        "shape": list(raw.shape),
-        "names": file.channels["name"].tolist(),
-        "labels": {"marker": markers},
-        "rate_hz": None,
-        "units": "a.u.",
-        "raw_mean": raw.mean(axis=0, dtype=float).tolist() if len(raw) else [],
-        "first_row": raw[0].astype(float).tolist() if len(raw) else [],
-        "warnings": notes,
-        "sheet_row": {"sample": _sample_id(path), "path": str(path), "subject": "", "batch": ""},
-    }
+    return Description(
+        modality="cytometry",
+        format="FCS",
+        version=file.version,
+        shape=list(raw.shape),
+        names=file.channels["name"].tolist(),
+        raw_mean=raw.mean(axis=0, dtype=float).tolist() if len(raw) else [],
+        first_row=raw[0].astype(float).tolist() if len(raw) else [],
+        sheet_row={"sample": _sample_id(path), "path": str(path), "subject": "", "batch": ""},
+        labels={"marker": markers},
+        units="a.u.",
+        instrument=file.text.get("cyt"),
+        warnings=notes,
+    )
 
 
 def _sample_id(path: Path) -> str:

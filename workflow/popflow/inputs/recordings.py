@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from popflow.inputs import sheets
+from popflow.inputs.description import Description, whole_file
 from popflow.inputs.sidecars import find_sidecar, read_sidecar, read_sidecar_json
 from popflow.runtime.refusal import Refusal, Refusals
 
@@ -176,16 +177,10 @@ def _open(path: Path) -> Any:
     """Open with mne, samples left on disk."""
     import mne
 
-    try:
+    accepted = "a recording that mne.io.read_raw opens: BrainVision, EDF, EEGLAB, FIF, Persyst, …"
+    fix = "mend the path, put its companion files beside it, or export it again"
+    with whole_file(path, accepted, fix):
         return mne.io.read_raw(path, preload=False, verbose="ERROR")
-    except Exception as error:  # mne's readers raise anything, from KeyError to struct.error
-        reason = " ".join(str(error).split())[:300]
-        raise Refusal(
-            f"file {path}",
-            f"mne cannot read it ({type(error).__name__}: {reason})",
-            "a recording that mne.io.read_raw opens: BrainVision, EDF, EEGLAB, FIF, Persyst, …",
-            "mend the path, put its companion files beside it, or export it again",
-        ) from error
 
 
 def _factor(row: dict[str, str], path: Path) -> float:
@@ -392,7 +387,7 @@ def check_recording(recording: Recording, settings: dict[str, Any]) -> None:
         )
 
 
-def describe(path: str | Path) -> dict[str, Any]:
+def describe(path: str | Path) -> Description:
     """Tell what reading a recording gives, in µV by its header; see `inputs.registry.describe`."""
     import numpy as np
 
@@ -417,20 +412,21 @@ def describe(path: str | Path) -> dict[str, Any]:
     session = path.stem.removesuffix("_ieeg")
     sheet_row = {"session": session, "subject": session.split("_")[0], "path": str(path)}
     sheet_row |= {"units": "" if unit == "V" else unit, "frame": ""}
-    return {
-        "modality": "intracranial",
-        "format": path.suffix,
-        "version": None,
-        "shape": [recording.samples, len(names)],
-        "names": names,
-        "labels": counts,
-        "rate_hz": recording.rate,
-        "units": "µV",
-        "raw_mean": (total / recording.samples).tolist(),
-        "first_row": recording.read(names, 0, 1)[:, 0].tolist(),
-        "warnings": warnings,
-        "sheet_row": sheet_row,
-    }
+    return Description(
+        modality="intracranial",
+        format=path.suffix,
+        version=None,
+        shape=[recording.samples, len(names)],
+        names=names,
+        raw_mean=(total / recording.samples).tolist(),
+        first_row=recording.read(names, 0, 1)[:, 0].tolist(),
+        sheet_row=sheet_row,
+        labels=counts,
+        rate_hz=recording.rate,
+        units="µV",
+        span_s=recording.duration,
+        warnings=warnings,
+    )
 
 
 def _read_leniently(path: Path, warnings: list[str]) -> Recording:

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
+from popflow.inputs.description import Description
 from popflow.runtime.refusal import Refusal
 
 
@@ -21,8 +21,7 @@ class Format:
     suffixes : tuple of str
         Lower case; a compressed file counts by the suffix before .gz.
     describe : str
-        ``module:function`` in `popflow.inputs`; called with the path, gives the stable keys of
-        `describe`.
+        ``module:function`` in `popflow.inputs`; called with the path, gives a `Description`.
     """
 
     modality: str
@@ -42,21 +41,6 @@ FORMATS = (
     Format("intracranial", "EEGLAB", (".set",), "recordings:describe"),
     Format("placecells", "NWB", (".nwb",), "spikes:describe"),
     Format("placecells", "spikes archive", (".npz",), "spikes:describe"),
-)
-
-KEYS = (
-    "modality",
-    "format",
-    "version",
-    "shape",
-    "names",
-    "labels",
-    "rate_hz",
-    "units",
-    "raw_mean",
-    "first_row",
-    "warnings",
-    "sheet_row",
 )
 
 
@@ -85,7 +69,7 @@ def format_of(path: Path, modality: str | None = None) -> Format:
     )
 
 
-def describe(path: str | Path) -> dict[str, Any]:
+def describe(path: str | Path) -> Description:
     """Tell what reading a file or folder gives.
 
     Parameters
@@ -94,10 +78,7 @@ def describe(path: str | Path) -> dict[str, Any]:
 
     Returns
     -------
-    dict
-        The keys `KEYS`: shape is [rows, columns] (events × channels, samples × genes, samples in
-        time × electrodes, spikes × units); raw_mean has one number per column; None where a key
-        does not apply.
+    Description
 
     Raises
     ------
@@ -112,12 +93,12 @@ def describe(path: str | Path) -> dict[str, Any]:
     return _reader(format_of(path).describe)(path)
 
 
-def _reader(name: str) -> Callable[[Path], dict[str, Any]]:
+def _reader(name: str) -> Callable[[Path], Description]:
     module, function = name.split(":")
     return getattr(import_module(f"popflow.inputs.{module}"), function)
 
 
-def _describe_folder(path: Path) -> dict[str, Any]:
+def _describe_folder(path: Path) -> Description:
     """Describe a 10x folder, or the only readable file below a folder."""
     if any(path.glob("*matrix.mtx*")):
         return _reader("expression:describe")(path)
@@ -128,10 +109,8 @@ def _describe_folder(path: Path) -> dict[str, Any]:
         accepted = "a folder with files of one modality, a 10x folder or a BIDS folder"
         raise Refusal(f"folder {path}", "no readable file in it", accepted, "name another folder")
     described = describe(files[0])
-    described["warnings"] = [
-        f"{len(files)} readable files in the folder; this is {files[0].relative_to(path)}",
-        *described["warnings"],
-    ]
+    found = f"{len(files)} readable files in the folder; this is {files[0].relative_to(path)}"
+    described.warnings.insert(0, found)
     return described
 
 

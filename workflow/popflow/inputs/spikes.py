@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from popflow.inputs.description import Description, whole_file
 from popflow.runtime.refusal import Refusal
 
 log = logging.getLogger(__name__)
@@ -68,14 +69,8 @@ def read_session(path: str | Path) -> Session:
     if path.suffix.lower() not in readers:
         found = f"an unknown kind of file ({path.suffix or 'no suffix'})"
         raise Refusal(f"file {path}", found, ".nwb or .npz", "convert it")
-    try:
+    with whole_file(path):
         session = readers[path.suffix.lower()](path)
-    except Refusal:
-        raise
-    except Exception as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        fix = "copy it again from its source; a truncated copy is the usual cause"
-        raise Refusal(f"file {path}", f"cannot be read ({reason})", "a whole file", fix) from error
     _check(session, path)
     return session
 
@@ -222,7 +217,7 @@ def _check_clock(session: Session, path: Path) -> None:
     raise Refusal(f"file {path}", found, "spike times in seconds", "divide them by their rate")
 
 
-def describe(path: str | Path) -> dict[str, Any]:
+def describe(path: str | Path) -> Description:
     """Tell what reading a session gives; see `inputs.registry.describe`."""
     session = read_session(path)
     spans = [times for times in session.spikes.values() if len(times)]
@@ -231,20 +226,21 @@ def describe(path: str | Path) -> dict[str, Any]:
     rate = None
     if len(session.position_t) > 1:
         rate = float(1 / np.median(np.diff(session.position_t)))
-    return {
-        "modality": "placecells",
-        "format": session.format,
-        "version": session.version or None,
-        "shape": [int(sum(counts)), len(counts)],
-        "names": list(session.spikes),
-        "labels": sorted({label for _, _, label in session.epochs}) or None,
-        "rate_hz": rate,
-        "units": {"spikes": "s", "position": session.position_unit or None},
-        "raw_mean": [count / span for count in counts],
-        "first_row": [float(times[0]) if len(times) else None for times in session.spikes.values()],
-        "warnings": session.warnings,
-        "sheet_row": {"path": str(path)},
-    }
+    return Description(
+        modality="placecells",
+        format=session.format,
+        version=session.version or None,
+        shape=[int(sum(counts)), len(counts)],
+        names=list(session.spikes),
+        raw_mean=[count / span for count in counts],
+        first_row=[float(times[0]) if len(times) else None for times in session.spikes.values()],
+        sheet_row={"path": str(path)},
+        labels=sorted({label for _, _, label in session.epochs}) or None,
+        rate_hz=rate,
+        units={"spikes": "s", "position": session.position_unit or None},
+        span_s=float(span),
+        warnings=session.warnings,
+    )
 
 
 def check_source(
