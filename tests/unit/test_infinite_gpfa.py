@@ -18,6 +18,7 @@ from popflow.models.infinite_gpfa.moments import (
     log_gated_exponential,
     log_rate_moments,
 )
+from popflow.models.infinite_gpfa.start import joint_diagonaliser, switching_rotation
 from popflow.runtime.checkpoints import Checkpoints
 from popflow.runtime.refusal import Refusal
 
@@ -325,3 +326,23 @@ def test_low_counts_under_a_gaussian_are_told(caplog):
     y = np.minimum(y, 1)
     InfiniteGPFA(settings=settings(likelihood="gaussian", iterations=2)).fit(y, 0.1)
     assert "under a Gaussian model: use poisson" in caplog.text
+
+
+def test_the_start_finds_the_axes_of_switching_sources():
+    draw = np.random.default_rng(0)
+    on = draw.random((30, 3)).repeat(50, 0) < 0.5
+    sources = draw.normal(size=(1500, 3)) * np.where(on, 1.5, 0.1)
+    sources /= sources.std(0)
+    mixing = np.linalg.qr(draw.normal(size=(3, 3)))[0]
+    found = np.abs(mixing @ switching_rotation(sources @ mixing))
+    assert np.sort(found.max(0))[0] > 0.995
+    assert sorted(found.argmax(0)) == [0, 1, 2]
+
+
+def test_joint_diagonaliser_of_one_matrix_is_its_eigenvectors():
+    draw = np.random.default_rng(0)
+    a = draw.normal(size=(5, 5))
+    axes = joint_diagonaliser((a + a.T)[None])
+    diagonal = axes.T @ (a + a.T) @ axes
+    assert axes.T @ axes == pytest.approx(np.eye(5), abs=1e-12)
+    assert diagonal == pytest.approx(np.diag(np.diag(diagonal)), abs=1e-8)

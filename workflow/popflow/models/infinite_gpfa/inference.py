@@ -2,17 +2,16 @@
 the bound does not fall."""
 
 import logging
-import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from scipy.ndimage import gaussian_filter1d
 from torch import Tensor
 
 from popflow.models.infinite_gpfa.engines import Posterior, SparseEngine
 from popflow.models.infinite_gpfa.masks import MaskPosterior
+from popflow.models.infinite_gpfa.start import initial_loadings
 from popflow.runtime.seeds import generator
 
 log = logging.getLogger(__name__)
@@ -80,7 +79,7 @@ class Ascent:
         """Start from the leading directions of smoothed, transformed data, rotated by the seed."""
         s, y = self.settings, self.likelihood.y
         d, t = s["n_factors"], len(y)
-        loadings, offset = _initial_loadings(self.likelihood, s["likelihood"], d, seed)
+        loadings, offset = initial_loadings(self.likelihood, s["likelihood"], d, seed)
         low, high = 5 * self.bin_width, max(10 * self.bin_width, t * self.bin_width / 20)
         scales = torch.logspace(*np.log10([low, high]), d, dtype=y.dtype)
         if s["lengthscale_s"]:
@@ -213,47 +212,3 @@ class Ascent:
 def _store(state: State, d: int, q: Posterior, w: Tensor, linear: Tensor) -> None:
     state.m[d], state.v[d], state.kl[d] = q.m, q.v, q.kl
     state.w[d], state.linear[d] = w, linear
-
-
-def _initial_loadings(likelihood: Any, kind: str, d: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Give loadings and offsets from the leading directions of smoothed data.
-
-    Entries that are held out are replaced by the mean of the neuron's observed entries. Loadings
-    of unit-variance factors are the singular vectors times their standard deviations, rotated.
-    """
-    y, seen = likelihood.y.numpy(), likelihood.observed.numpy()
-    mean = (y * seen).sum(0) / np.maximum(seen.sum(0), 1)
-    filled = np.where(seen > 0, y, mean)
-    if kind == "poisson":
-        exposure = np.exp(likelihood.log_exposure.numpy()).mean()
-        offset = np.log(np.maximum(mean, 1e-3) / exposure)
-        smooth = gaussian_filter1d(filled, 2.0, axis=0)
-        signal = np.log(smooth + 0.1 * mean + 0.05)
-    else:
-        offset, signal = mean.copy(), gaussian_filter1d(filled, 1.0, axis=0)
-    signal = signal - signal.mean(0)
-    rank = min(d, *signal.shape)
-    left, s, directions = np.linalg.svd(signal, full_matrices=False)
-    rotation = _independent_rotation(left[:, :rank] * np.sqrt(len(y)), seed)
-    loadings = np.zeros((y.shape[1], d))
-    loadings[:, :rank] = (directions[:rank].T * s[:rank] / np.sqrt(len(y))) @ rotation
-    loadings += generator(seed, "loadings").normal(0, 0.05, loadings.shape)
-    return torch.from_numpy(loadings), torch.from_numpy(offset)
-
-
-def _independent_rotation(scores: np.ndarray, seed: int) -> np.ndarray:
-    """Rotate unit-variance scores (T, rank) to independent components, (rank, rank).
-
-    Any rotation of the leading directions fits as well before masks act. A factor that is switched
-    on and off has heavier tails than a mixture of several, so independent components start masks
-    where they can act.
-    """
-    from sklearn.decomposition import FastICA
-
-    scores = scores - scores.mean(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        ica = FastICA(scores.shape[1], whiten=False, max_iter=500, random_state=seed)
-        ica.fit(scores)
-    u, _, v = np.linalg.svd(ica.components_)
-    return (u @ v).T
