@@ -1,4 +1,4 @@
-"""Flow Cytometry Standard files (FCS 2.0, 3.0, 3.1): what the instrument wrote, as linear values.
+"""Flow Cytometry Standard files (FCS 2.0 to 3.2): what the instrument wrote, as linear values.
 
 FlowIO reads HEADER and TEXT. The events are decoded here, straight from the file's bytes: of the
 containers that instruments write, FlowIO leaves 24-bit integers, mixed widths and ambiguous data
@@ -39,11 +39,13 @@ class Fcs:
     events : int
     channels : DataFrame
         name ($PnN), marker ($PnS, empty when blank), range ($PnR), gain ($PnG), decades and
-        log_zero ($PnE), bits ($PnB).
+        log_zero ($PnE), bits ($PnB), kind (I, F or D), bytes (of its container).
     spillover : (list of str, (n, n) array) or None
         Channel names and matrix; entry (i, j) is the share of i seen in detector j.
     text : dict
         Keywords in lower case without ``$``.
+    data_sets : int
+        How many the file holds.
     warnings : list of str
         What was odd and how it was read.
     """
@@ -55,8 +57,8 @@ class Fcs:
     spillover: "tuple[list[str], np.ndarray] | None"
     text: dict[str, str]
     start: int
-    kind: str
     order: str
+    data_sets: int = 1
     warnings: list[str] = field(default_factory=list)
 
     def read(self, linear: bool = True) -> "np.ndarray":
@@ -85,7 +87,7 @@ class Fcs:
             last = channel["range"] - 1
             if last <= 0 or channel["name"].upper() == "TIME":
                 top.append(np.inf)
-            elif self.kind == "I" and channel["decades"] > 0:
+            elif channel["kind"] == "I" and channel["decades"] > 0:
                 decades = channel["decades"] * last / channel["range"]
                 top.append(10.0**decades * channel["log_zero"])
             else:
@@ -119,16 +121,16 @@ def open_fcs(path: str | Path, data_set: int | None = None, matrix: bool = True)
 
     path = Path(path)
     size = _check_magic(path)
-    data, offset = _data_set(path, data_set)
+    data, offset, data_sets = _data_set(path, data_set)
     text = {key.strip().lower(): value.strip() for key, value in data.text.items()}
     notes: list[str] = []
     count = _integer(text, "par", path)
     channels = pd.DataFrame([_channel(text, n, path) for n in range(1, count + 1)])
-    kind = text.get("datatype", "").upper()
-    if kind not in ("I", "F", "D") or text.get("mode", "L").upper() != "L":
-        found = f"$DATATYPE {kind or 'absent'}, $MODE {text.get('mode', 'absent')}"
+    if text.get("mode", "L").upper() != "L" or not channels["kind"].isin(list("IFD")).all():
+        found = f"$DATATYPE {text.get('datatype', 'absent')}, $MODE {text.get('mode', 'absent')}"
         raise _refuse(path, found, "list mode with integers or floats", "export it as FCS 3.1")
-    channels["bytes"] = _widths(channels, kind, path)
+    _rename_copies(channels, notes)
+    channels["bytes"] = _widths(channels, path)
     start, events = _place(data, text, channels, offset, size, notes, path)
     fcs = Fcs(
         path=path,
@@ -138,8 +140,8 @@ def open_fcs(path: str | Path, data_set: int | None = None, matrix: bool = True)
         spillover=None,
         text=text,
         start=start,
-        kind=kind,
         order=_byte_order(text, path),
+        data_sets=data_sets,
         warnings=notes,
     )
     if matrix:
@@ -178,8 +180,8 @@ def _check_magic(path: Path) -> int:
     return size
 
 
-def _data_set(path: Path, wanted: int | None) -> tuple[Any, int]:
-    """Parse HEADER and TEXT of the wanted data set; give it and where it begins."""
+def _data_set(path: Path, wanted: int | None) -> tuple[Any, int, int]:
+    """Parse HEADER and TEXT of the wanted data set; give it, where it begins, and their number."""
     import flowio
 
     found: list[tuple[Any, int]] = []
@@ -212,7 +214,7 @@ def _data_set(path: Path, wanted: int | None) -> tuple[Any, int]:
         raise _refuse(path, f"no data set {wanted}", f"0 to {len(found) - 1}", fix)
     newest = max(data.version for data, _ in found)
     default = max(i for i, (data, _) in enumerate(found) if data.version == newest)
-    return found[default if wanted is None else wanted]
+    return *found[default if wanted is None else wanted], len(found)
 
 
 def _integer(text: dict[str, str], key: str, path: Path) -> int:
@@ -243,23 +245,38 @@ def _channel(text: dict[str, str], n: int, path: Path) -> dict[str, Any]:
         "decades": _number(decades, 0.0),
         "log_zero": _number(zero, 0.0) or 1.0,
         "bits": int(_number(text.get(f"p{n}b"), 32)),
+        "kind": text.get(f"p{n}datatype", text.get("datatype", "")).upper(),
     }
 
 
-def _widths(channels: "pd.DataFrame", kind: str, path: Path) -> list[int]:
-    """Give the bytes of each channel's container."""
-    if kind != "I":
-        return [4 if kind == "F" else 8] * len(channels)
-    odd = channels[~channels["bits"].isin([8, 16, 24, 32, 64])]
-    if len(odd):
-        row = odd.iloc[0]
-        raise _refuse(
-            path,
-            f"channel {row['name']!r} has integers of {row['bits']} bits",
-            "8, 16, 24, 32 or 64 bits",
-            "export the file as FCS 3.1",
-        )
-    return (channels["bits"] // 8).tolist()
+def _rename_copies(channels: "pd.DataFrame", notes: list[str]) -> None:
+    """Number names that stand there more than once, so that each channel can be named."""
+    again = channels.groupby("name").cumcount()
+    if again.any():
+        copies = channels["name"][again > 0].unique().tolist()
+        notes.append(f"$PnN {', '.join(copies)} stand there more than once; copies are numbered")
+        channels.loc[again > 0, "name"] += "." + (again[again > 0] + 1).astype(str)
+
+
+def _widths(channels: "pd.DataFrame", path: Path) -> list[int]:
+    """Give the bytes of each channel's container; integers of odd widths fill whole bytes.
+
+    An instrument that writes 10 bits stores them in words of 16; `_place` holds that against the
+    length of the segment.
+    """
+    wide = channels[(channels["kind"] == "I") & ~channels["bits"].between(1, 64)]
+    if len(wide):
+        row = wide.iloc[0]
+        found = f"channel {row['name']!r} has integers of {row['bits']} bits"
+        raise _refuse(path, found, "1 to 64 bits", "export the file as FCS 3.1")
+    widths = {"F": 4, "D": 8}
+    rows = channels.to_dict("records")
+    return [widths.get(row["kind"], _container(row["bits"])) for row in rows]
+
+
+def _container(bits: int) -> int:
+    """Give the bytes of the smallest usual container: 1, 2, 3, 4 or 8."""
+    return next(size for size in (1, 2, 3, 4, 8) if bits <= 8 * size)
 
 
 def _byte_order(text: dict[str, str], path: Path) -> str:
@@ -280,9 +297,12 @@ def _place(data, text, channels, offset, size, notes, path) -> tuple[int, int]:
     TEXT's pair follows the TEXT segment directly. A wrong end is mended where the events fit.
     """
     width = int(channels["bytes"].sum())
-    expected = _integer(text, "tot", path) * width
     header = (data.header["data_start"], data.header["data_stop"])
     keywords = tuple(int(_number(text.get(key), 0)) for key in ("begindata", "enddata"))
+    if "tot" not in text:
+        text["tot"] = str((max(header[1] - header[0], keywords[1] - keywords[0]) + 1) // width)
+        notes.append(f"$TOT is absent; {text['tot']} events fill the segment")
+    expected = _integer(text, "tot", path) * width
     first, last = data.header["text_start"], data.header["text_stop"]
 
     def free(begin: int) -> bool:
@@ -300,6 +320,10 @@ def _place(data, text, channels, offset, size, notes, path) -> tuple[int, int]:
         there = max(size - offset - begin, 0) // width
         found = f"it is cut off: {there} of {expected // width} events are there"
         raise _refuse(path, found, "a whole FCS file", "export or copy the file again")
+    if not pairs and (channels["bits"] % 8 != 0).any():
+        bits = channels.loc[channels["bits"] % 8 != 0, "bits"].iloc[0]
+        found = f"integers of {bits} bits that do not fill whole bytes ({header}, {expected} bytes)"
+        raise _refuse(path, found, "8, 16, 24, 32 or 64 bits", "export the file as FCS 3.1")
     if not pairs:
         notes.append(f"HEADER {header} and TEXT {keywords} end the events wrong; $TOT is used")
     return offset + begin, expected // width
@@ -309,7 +333,7 @@ def _decode(fcs: Fcs) -> "np.ndarray":
     """Turn the bytes of the events into float32, a chunk of events at a time."""
     import numpy as np
 
-    widths = fcs.channels["bytes"].tolist()
+    widths, kinds = fcs.channels["bytes"].tolist(), set(fcs.channels["kind"])
     out = np.empty((fcs.events, len(widths)), np.float32)
     if not fcs.events:
         return out
@@ -318,7 +342,7 @@ def _decode(fcs: Fcs) -> "np.ndarray":
     for first in range(0, fcs.events, CHUNK_EVENTS):
         rows = slice(first, first + CHUNK_EVENTS)
         chunk = np.ascontiguousarray(stored[rows])
-        if fcs.kind in "FD" and fcs.order != SWAPPED:
+        if kinds in ({"F"}, {"D"}) and fcs.order != SWAPPED:
             out[rows] = chunk.view(f"{order}f{widths[0]}")
             continue
         place = 0
@@ -339,7 +363,7 @@ def _column(piece: "np.ndarray", fcs: Fcs, channel: "pd.Series") -> "np.ndarray"
         piece = piece[:, [2, 3, 0, 1]]
     if fcs.order == ">":
         piece = piece[:, ::-1]
-    if fcs.kind != "I":
+    if channel["kind"] != "I":
         return np.ascontiguousarray(piece).view(f"<f{piece.shape[1]}")[:, 0]
     padded = np.zeros((len(piece), 8), np.uint8)
     padded[:, : piece.shape[1]] = piece
@@ -356,7 +380,7 @@ def _linearise(x: "np.ndarray", fcs: Fcs) -> "np.ndarray":
         if channel["name"].upper() == "TIME" and not time_seen:
             time_seen = True
             x[:, column] *= _number(fcs.text.get("timestep"), 1.0) or 1.0
-        elif fcs.kind == "I" and channel["decades"] > 0 and channel["range"] > 0:
+        elif channel["kind"] == "I" and channel["decades"] > 0 and channel["range"] > 0:
             power = channel["decades"] * x[:, column] / channel["range"]
             x[:, column] = 10.0**power * channel["log_zero"]
         elif channel["gain"] not in (0.0, 1.0):
@@ -364,10 +388,10 @@ def _linearise(x: "np.ndarray", fcs: Fcs) -> "np.ndarray":
     return x
 
 
-def describe(path: str | Path) -> Description:
-    """Tell what reading an FCS file gives; see `inputs.registry.describe`."""
+def describe(path: str | Path, dataset: int | None = None) -> Description:
+    """Tell what reading an FCS file gives; `dataset` chooses in a file of several (from 0)."""
     path = Path(path)
-    file = open_fcs(path)
+    file = open_fcs(path, dataset)
     raw = file.read(linear=False)
     markers = {
         row["name"]: row["marker"]
@@ -377,6 +401,9 @@ def describe(path: str | Path) -> Description:
     notes = list(file.warnings)
     if file.spillover is not None:
         notes.append(f"carries a spillover matrix of {len(file.spillover[0])} channels")
+    linear = _linearise(raw.copy(), file)
+    if file.data_sets > 1:
+        notes.append(f"holds {file.data_sets} data sets (data_set 0 to {file.data_sets - 1})")
     return Description(
         modality="cytometry",
         format="FCS",
@@ -388,6 +415,7 @@ def describe(path: str | Path) -> Description:
         sheet_row={"sample": _sample_id(path), "path": str(path), "subject": "", "batch": ""},
         labels={"marker": markers},
         units="a.u.",
+        prepared_mean=linear.mean(axis=0, dtype=float).tolist() if len(raw) else None,
         instrument=file.text.get("cyt"),
         warnings=notes,
     )
