@@ -10,7 +10,10 @@ with job(snakemake) as log:
     path = (
         snakemake.input.source[0] if source["source"].startswith("results/") else source["source"]
     )
-    prepared, report = prepare_expression(read_expression(path, settings["orientation"]), settings)
+    adata = read_expression(
+        path, settings["orientation"], settings["genome"], settings["duplicates"]
+    )
+    prepared, report = prepare_expression(adata, settings)
     log.info("%d samples, %d genes", *prepared.shape)
     write_h5ad(prepared, snakemake.output.h5ad)
     write_tsv(report, snakemake.output.qc)

@@ -159,7 +159,7 @@ def test_broken_files_are_refused(tmp_path, write, message):
 
 
 def test_repeated_and_mangled_names_are_refused(tmp_path):
-    for names, message in ((["g1", "g1"], "more than once"), (["2-Sep", "g1"], "dates: 2-Sep")):
+    for names, message in ((["g1", "g1"], "more than once"), (["2-Sep", "g1"], "changed: 2-Sep")):
         adata = anndata.AnnData(np.ones((3, 2), np.float32), var=pd.DataFrame(index=names))
         adata.write_h5ad(tmp_path / "names.h5ad")
         with pytest.raises(Refusal, match=message):

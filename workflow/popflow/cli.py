@@ -68,11 +68,15 @@ def inspect(
     path: Annotated[Path, typer.Argument(help="A file or a folder.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     all_columns: Annotated[bool, typer.Option(help="Show every column, not the first 20.")] = False,
+    dataset: Annotated[
+        int | None, typer.Option(help="Of an FCS file with several, from 0.")
+    ] = None,
+    genome: Annotated[str | None, typer.Option(help="Of a 10x file with several.")] = None,
 ) -> None:
     """Tell what reading a file or folder gives: format, shape, names, units, means, warnings."""
     from popflow.inputs.registry import describe
 
-    told = describe(path)
+    told = describe(path, dataset=dataset, genome=genome)
     if as_json:
         typer.echo(json.dumps(told.keys(), indent=2, default=str))
         return

@@ -1,9 +1,10 @@
-"""Read expression matrices: h5ad, 10x h5 and folders, csv and tsv tables."""
+"""Read expression matrices of every kind that `inputs.matrices` knows, and check their names."""
 
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from popflow.inputs import matrices
 from popflow.inputs.description import Description, whole_file
 from popflow.inputs.registry import suffix_of
 from popflow.runtime.refusal import Refusal
@@ -12,166 +13,219 @@ if TYPE_CHECKING:
     import anndata
     import pandas as pd
 
-GENE_NAMES = re.compile(r"^(ENS[A-Z]*G\d{5,}|hsa-|mmu-|MIMAT\d)", re.IGNORECASE)
-SAMPLE_NAMES = re.compile(r"^(TCGA-|[ACGT]{10,}(-\d+)?$)")
-#: What a spreadsheet makes of MARCH1, SEPT2, DEC1.
-DATES = re.compile(r"^\d{1,2}-(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)$", re.IGNORECASE)
+GENE_NAMES = re.compile(r"^(ENS[A-Z]*G\d{5,}|hsa-|mmu-|MIMAT\d|\d+(_[a-z])?_at$|AFFX-)", re.I)
+SAMPLE_NAMES = re.compile(r"^(TCGA-|[ACGT]{10,}(-\d+)?$|GSM\d+)")
+ENSEMBL_VERSION = re.compile(r"^(ENS[A-Z]*G\d+)\.(\d+)$")
+MONTH = "(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
+#: What a spreadsheet makes of MARCH1, SEPT2, DEC1, and of clone names such as 2310009E13.
+MANGLED = re.compile(rf"^(\d{{1,2}}-{MONTH}|{MONTH}-\d{{1,2}}|\d(\.\d+)?E\+\d+)$", re.IGNORECASE)
 SHARE_OF_NAMES = 0.5
+ACCEPTED = ".h5ad, .zarr, .loom, .h5 (10x), a 10x folder, .csv, .tsv or .txt (also .gz)"
 
 
-def read_expression(path: str | Path, orientation: str = "auto") -> "anndata.AnnData":
+def read_expression(
+    path: str | Path,
+    orientation: str = "auto",
+    genome: str | None = None,
+    duplicates: str = "error",
+) -> "anndata.AnnData":
     """Read a matrix of samples by genes.
 
     Parameters
     ----------
     path : path
-        .h5ad, .h5 (10x), a 10x folder, .csv, .tsv or .txt, the last three plain or gzipped.
+        .h5ad, a zarr folder or .zarr.zip, .loom, .h5 (10x), a 10x folder, or .csv, .tsv, .txt, the
+        last three plain or gzipped.
     orientation : {"auto", "samples_in_rows", "genes_in_rows"}
         Of a text table.
+    genome : str, optional
+        Of a 10x file with several.
+    duplicates : {"error", "sum", "mean"}
+        What to do with genes that stand there more than once.
 
     Returns
     -------
     AnnData
-        `X` as stored, `obs` and `var` indexed by text ids; `layers["counts"]` when the file has it.
+        `X` as stored, `obs` and `var` indexed by text ids; ``var["gene_symbol"]`` and
+        ``var["gene_version"]`` where the file has them; ``uns["reading"]`` lists what was odd.
 
     Raises
     ------
     Refusal
         For a file that is absent, of another kind, broken, without X, with repeated sample or gene
-        ids, or with gene names that a spreadsheet turned into dates.
+        ids, or with gene names that a spreadsheet changed.
     """
     path = Path(path)
-    name = path.name.lower().removesuffix(".gz")
     if not path.exists():
         raise Refusal(f"file {path}", "no such file", "an expression matrix", "mend the path")
     with whole_file(path):
-        if path.is_dir():
-            adata = _read_folder(path)
-        elif name.endswith(".h5ad"):
-            adata = _read_h5ad(path)
-        elif name.endswith(".h5"):
-            adata = _read_10x(path)
-        elif name.endswith((".csv", ".tsv", ".txt")):
-            adata = _read_table(path, orientation)
-        else:
-            accepted = ".h5ad, .h5 (10x), a 10x folder, .csv, .tsv or .txt (also .gz)"
-            raise Refusal(f"file {path}", "an unknown kind of file", accepted, "convert it")
-    _check(adata, path)
-    return adata
+        adata = _read(path, orientation, genome)
+        _strip_versions(adata)
+        return _check(adata, path, duplicates)
 
 
-def _read_h5ad(path: Path) -> "anndata.AnnData":
-    import anndata
-
-    adata = anndata.read_h5ad(path)
-    if adata.X is None and adata.raw is None and "counts" not in adata.layers:
-        accepted = "an h5ad with X, raw.X or layers['counts']"
-        raise Refusal(f"file {path}", "it holds no matrix X", accepted, "write X before saving")
-    return adata
-
-
-def _read_10x(path: Path) -> "anndata.AnnData":
-    import scanpy
-
-    adata = scanpy.read_10x_h5(path, gex_only=False)
-    return _by_gene_id(adata)
-
-
-def _read_folder(path: Path) -> "anndata.AnnData":
-    import scanpy
-
-    if not any(path.glob("*matrix.mtx*")):
-        accepted = "matrix.mtx, barcodes.tsv and features.tsv (or genes.tsv), plain or .gz"
-        raise Refusal(f"folder {path}", "no matrix.mtx", accepted, "name the folder that holds it")
-    return _by_gene_id(scanpy.read_10x_mtx(path, gex_only=False))
+def _read(path: Path, orientation: str, genome: str | None) -> "anndata.AnnData":
+    """Choose the reader of a file by its name."""
+    name = path.name.lower()
+    if name.endswith((".zarr", ".zarr.zip")) or (path.is_dir() and matrices.is_zarr(path)):
+        return matrices.read_zarr(path)
+    if path.is_dir():
+        return matrices.read_10x_folder(path)
+    suffix = suffix_of(path)
+    if suffix == ".h5ad":
+        return matrices.read_h5ad(path)
+    if suffix == ".loom":
+        return matrices.read_loom(path)
+    if suffix == ".h5":
+        return matrices.read_10x_h5(path, genome)
+    if suffix in (".csv", ".tsv", ".txt"):
+        return _table(path, orientation)
+    raise Refusal(f"file {path}", "an unknown kind of file", ACCEPTED, "convert it")
 
 
-def _by_gene_id(adata: "anndata.AnnData") -> "anndata.AnnData":
-    """Index genes by their stable id, keep expression only."""
-    adata.var["gene_symbol"] = adata.var_names.astype(str)
-    if "gene_ids" in adata.var:
-        adata.var_names = adata.var["gene_ids"].astype(str)
-    if "feature_types" in adata.var:
-        adata = adata[:, adata.var["feature_types"] == "Gene Expression"].copy()
-    return adata
-
-
-def _read_table(path: Path, orientation: str) -> "anndata.AnnData":
+def _table(path: Path, orientation: str) -> "anndata.AnnData":
     import anndata
     import pandas as pd
 
-    name = path.name.lower().removesuffix(".gz")
-    frame = pd.read_csv(
-        path, sep="," if name.endswith(".csv") else "\t", index_col=0, keep_default_na=True
-    )
-    frame.index, frame.columns = frame.index.astype(str), frame.columns.astype(str)
-    text = [column for column in frame.columns if not pd.api.types.is_numeric_dtype(frame[column])]
-    if text:
-        found = f"column {text[0]!r} holds text"
-        fix = "move labels into a table of their own"
-        raise Refusal(f"file {path}", found, "numbers after the first column", fix)
-    if _genes_in_rows(frame, orientation, path):
-        frame = frame.T
-    return anndata.AnnData(frame.astype("float32"))
-
-
-def _genes_in_rows(frame: "pd.DataFrame", orientation: str, path: Path) -> bool:
-    """Decide from names which way a table lies; never from its shape."""
-    if orientation != "auto":
-        return orientation == "genes_in_rows"
-
-    def share(names, pattern):
-        return sum(bool(pattern.match(name)) for name in names) / max(len(names), 1)
-
-    genes_in_rows = max(share(frame.index, GENE_NAMES), share(frame.columns, SAMPLE_NAMES))
-    genes_in_columns = max(share(frame.columns, GENE_NAMES), share(frame.index, SAMPLE_NAMES))
-    if max(genes_in_rows, genes_in_columns) < SHARE_OF_NAMES or genes_in_rows == genes_in_columns:
+    frame = matrices.read_table(path)
+    if orientation == "auto":
+        orientation = orientation_of(frame)
+    if orientation == "unknown":
         found = f"the names do not tell genes from samples (e.g. {frame.index[0]!r})"
         accepted = "samples_in_rows or genes_in_rows"
         raise Refusal(f"file {path}", found, accepted, "set prepare.<dataset>.orientation")
-    return genes_in_rows > genes_in_columns
+    if orientation == "genes_in_rows":
+        frame = frame.T
+    names = {"obs": frame.index, "var": frame.columns}
+    tables = {key: pd.DataFrame(index=index) for key, index in names.items()}
+    return anndata.AnnData(frame.to_numpy("float32"), **tables)
 
 
-def _check(adata: "anndata.AnnData", path: Path) -> None:
-    """Refuse repeated ids and mangled names."""
+def orientation_of(frame: "pd.DataFrame") -> str:
+    """Decide from names which way a table lies; never from its shape.
+
+    Returns
+    -------
+    {"samples_in_rows", "genes_in_rows", "unknown"}
+    """
+    share = matrices.share_of
+    rows = max(share(frame.index, GENE_NAMES), share(frame.columns, SAMPLE_NAMES))
+    columns = max(share(frame.columns, GENE_NAMES), share(frame.index, SAMPLE_NAMES))
+    if max(rows, columns) < SHARE_OF_NAMES or rows == columns:
+        return "unknown"
+    return "genes_in_rows" if rows > columns else "samples_in_rows"
+
+
+def _strip_versions(adata: "anndata.AnnData") -> None:
+    """Move versions of Ensembl ids into a column; copies such as _PAR_Y stay apart."""
+    matches = [ENSEMBL_VERSION.match(name) for name in adata.var_names.astype(str)]
+    if not any(matches):
+        return
+    plain = [m.group(1) if m else n for m, n in zip(matches, adata.var_names, strict=True)]
+    if len(set(plain)) < len(set(adata.var_names)):
+        _note(adata, "ids without their versions would coincide; versions are kept")
+        return
+    adata.var["gene_version"] = [m.group(2) if m else "" for m in matches]
+    adata.var_names = plain
+
+
+def _note(adata: "anndata.AnnData", text: str) -> None:
+    adata.uns["reading"] = [*adata.uns.get("reading", []), text]
+
+
+def _check(adata: "anndata.AnnData", path: Path, duplicates: str) -> "anndata.AnnData":
+    """Refuse repeated ids and mangled names, or merge repeated genes when told to."""
     adata.obs_names, adata.var_names = adata.obs_names.astype(str), adata.var_names.astype(str)
+    mangled = [gene for gene in adata.var_names if MANGLED.match(gene)]
+    if mangled:
+        found = f"gene names that a spreadsheet changed: {', '.join(mangled[:5])}"
+        raise Refusal(f"file {path}", found, "gene names", "export again without the spreadsheet")
     for names, kind in ((adata.obs_names, "sample"), (adata.var_names, "gene")):
         repeated = names[names.duplicated()].unique()
-        if len(repeated):
+        if len(repeated) and (kind == "sample" or duplicates == "error"):
             found = f"{len(repeated)} {kind} ids stand there more than once, e.g. {repeated[0]!r}"
-            fix = "remove or rename the copies (genes: use stable ids, not symbols)"
+            fix = "remove or rename the copies"
+            if kind == "gene":
+                fix = "use stable ids, or set prepare.<dataset>.duplicates to sum or mean"
             raise Refusal(f"file {path}", found, "every id once", fix)
-    dates = [gene for gene in adata.var_names if DATES.match(gene)]
-    if dates:
-        found = f"gene names that a spreadsheet turned into dates: {', '.join(dates[:5])}"
-        raise Refusal(f"file {path}", found, "gene names", "export again without the spreadsheet")
+    return _merge_genes(adata, duplicates) if adata.var_names.has_duplicates else adata
 
 
-def describe(path: str | Path) -> Description:
-    """Tell what reading an expression file gives; see `inputs.registry.describe`."""
+def _merge_genes(adata: "anndata.AnnData", how: str) -> "anndata.AnnData":
+    """Sum or average genes of the same id."""
+    import anndata
     import numpy as np
-    import pandas as pd
+    import scipy.sparse
 
-    adata = read_expression(path)
-    first = adata.X[0].toarray().ravel() if hasattr(adata.X, "indptr") else np.asarray(adata.X)[0]
-    labels = {
-        column: adata.obs[column].astype(str).value_counts().to_dict()
-        for column in adata.obs.columns
-        if adata.obs[column].nunique() <= 50 and not pd.api.types.is_float_dtype(adata.obs[column])
-    }
-    warnings = [] if labels else ["no column of obs looks like a label"]
+    names, column = np.unique(adata.var_names, return_inverse=True)
+    entries = (np.ones(len(column)), (np.arange(len(column)), column))
+    gather = scipy.sparse.csr_matrix(entries, shape=(len(column), len(names)))
+    if how == "mean":
+        gather = gather @ scipy.sparse.diags(1 / np.asarray(gather.sum(0)).ravel())
+    merged = anndata.AnnData(adata.X @ gather, obs=adata.obs)
+    merged.var_names = names
+    merged.uns["reading"] = list(adata.uns.get("reading", []))
+    _note(merged, f"{len(column) - len(names)} repeated genes merged by {how}")
+    return merged
+
+
+def describe(path: str | Path, genome: str | None = None) -> Description:
+    """Tell what reading an expression file gives; see `inputs.registry.describe`.
+
+    A table whose names do not tell genes from samples is described as it stands, with a warning.
+    """
+    import numpy as np
+
+    path, warnings, orientation = Path(path), [], "auto"
+    if suffix_of(path) in (".csv", ".tsv", ".txt") and path.is_file():
+        with whole_file(path):
+            if orientation_of(matrices.read_table(path)) == "unknown":
+                orientation = "samples_in_rows"
+                warnings.append(
+                    "the names do not tell genes from samples: described as samples in rows; "
+                    "set prepare.<dataset>.orientation"
+                )
+    adata = read_expression(path, orientation, genome)
+    values = adata.X if adata.X is not None else adata.layers.get("counts", adata.raw.X)
+    first = values[0].toarray().ravel() if hasattr(values, "indptr") else np.asarray(values)[0]
+    labels = _labels(adata.obs)
+    warnings += [str(note) for note in adata.uns.get("reading", [])]
+    warnings += [] if labels else ["no column of obs looks like a label"]
+    if adata.raw is not None and adata.raw.shape[1] != adata.shape[1]:
+        warnings.append(f"raw holds {adata.raw.shape[1]} genes, X {adata.shape[1]}")
     return Description(
         modality="expression",
-        format=Path(path).suffix or "10x folder",
-        version=None,
+        format="10x folder" if path.is_dir() and not matrices.is_zarr(path) else suffix_of(path),
+        version=_version(path),
         shape=list(adata.shape),
         names=adata.var_names.tolist(),
-        raw_mean=np.asarray(adata.X.mean(0)).ravel().astype(float).tolist(),
+        raw_mean=np.asarray(values.mean(0)).ravel().astype(float).tolist(),
         first_row=first.astype(float).tolist(),
         sheet_row={"dataset": "mydata", "modality": "expression", "source": str(path)},
         labels=labels,
         warnings=warnings,
     )
+
+
+def _labels(obs: "pd.DataFrame") -> dict[str, dict[str, int]]:
+    """Count the values of the columns that look like labels."""
+    import pandas as pd
+
+    return {
+        column: obs[column].astype(str).value_counts().to_dict()
+        for column in obs.columns
+        if obs[column].nunique() <= 50 and not pd.api.types.is_float_dtype(obs[column])
+    }
+
+
+def _version(path: Path) -> str | None:
+    """Give the encoding version of an h5ad file, where it has one."""
+    import h5py
+
+    if suffix_of(path) != ".h5ad":
+        return None
+    with h5py.File(path) as file:
+        return file.attrs.get("encoding-version")
 
 
 def check_source(
@@ -222,8 +276,8 @@ def _obs_of(path: Path) -> "pd.DataFrame":
 
     with h5py.File(path) as file:
         if not ({"X", "raw", "raw.X"} & set(file) or "counts" in file.get("layers", {})):
-            accepted = "an h5ad with X, raw.X or layers['counts']"
-            raise Refusal(f"file {path}", "it holds no matrix X", accepted, "write X before saving")
+            fix = "write X before saving"
+            raise Refusal(f"file {path}", "it holds no matrix X", matrices.NO_MATRIX, fix)
         return read_elem(file["obs"]) if isinstance(file["obs"], h5py.Group) else _old_obs(path)
 
 

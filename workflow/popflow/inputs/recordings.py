@@ -9,27 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from popflow.inputs import sheets
-from popflow.inputs.description import Description, whole_file
-from popflow.inputs.sidecars import find_sidecar, read_sidecar, read_sidecar_json
+from popflow.inputs.description import Description
+from popflow.inputs.sidecars import find_sidecar, read_sidecar, read_sidecar_json, spaces_of
+from popflow.inputs.signals import Signals, open_signals
 from popflow.runtime.refusal import Refusal, Refusals
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-RECORDING_SUFFIXES = (".vhdr", ".edf", ".bdf", ".set", ".fif", ".gdf", ".lay", ".mef", ".nwb")
+RECORDING_SUFFIXES = (".vhdr", ".edf", ".bdf", ".set", ".fif", ".gdf", ".lay", ".nwb")
+LEAST_SHARE = 0.99
 TO_MICROVOLT = {"V": 1e6, "mV": 1e3, "uV": 1.0, "µV": 1.0, "μV": 1.0, "nV": 1e-3}
 TO_MILLIMETRE = {"m": 1000.0, "cm": 10.0, "mm": 1.0}
 LARGEST_PLAUSIBLE_UV = 5000.0
 CORTICAL_KINDS = ("SEEG", "ECOG", "DBS")
-_MNE_KINDS = {
-    "seeg": "SEEG",
-    "ecog": "ECOG",
-    "dbs": "DBS",
-    "eeg": "",
-    "misc": "MISC",
-    "bio": "MISC",
-}
 
 
 @dataclass
@@ -55,6 +49,8 @@ class Recording:
         onset and duration in s, and the table's label columns; empty when there is none.
     read : callable
         ``read(names, start, stop)`` gives float64 (channels, samples), µV.
+    promised : float or None
+        Length in s that the sidecar tells.
     """
 
     name: str
@@ -66,6 +62,7 @@ class Recording:
     line_frequency: float | None
     events: "pd.DataFrame"
     read: "Callable[[list[str], int, int], np.ndarray]"
+    promised: float | None = None
 
     @property
     def duration(self) -> float:
@@ -101,30 +98,40 @@ def read_recording(row: dict[str, str]) -> Recording:
     import pandas as pd
 
     path = recording_file(row["path"])
-    raw = _open(path)
-    factor = _factor(row, path)
-    electrodes, frame = _electrodes(path, row)
+    signals = open_signals(path, row)
+    factor = _factor(row, path, signals)
+    electrodes, frame = _electrodes(path, row, signals)
     side = read_sidecar_json(find_sidecar(path, "ieeg", ".json"))
-    line = row.get("line_frequency") or side.get("PowerLineFrequency") or raw.info["line_freq"]
+    line = row.get("line_frequency") or side.get("PowerLineFrequency") or signals.line
     events_file = row.get("events") or find_sidecar(path, "events", ".tsv")
-    events = read_sidecar(events_file, ["onset", "duration"]) if events_file else _annotations(raw)
+    marks = pd.DataFrame(signals.marks, columns=["onset", "duration", "trial_type"])
+    events = read_sidecar(events_file, ["onset", "duration"]) if events_file else marks
     for column in ("onset", "duration"):
         events[column] = pd.to_numeric(events[column], errors="coerce")
 
     def read(names: list[str], start: int, stop: int) -> "np.ndarray":
-        return raw.get_data(picks=names, start=start, stop=stop) * factor
+        return signals.read(names, start, stop) * factor
 
     return Recording(
         name=str(path),
-        rate=float(raw.info["sfreq"]),
-        samples=int(raw.n_times),
-        channels=_channels(path, row, raw),
+        rate=signals.rate,
+        samples=signals.samples,
+        channels=_channels(path, row, signals),
         electrodes=electrodes,
         frame=frame,
         line_frequency=None if line in (None, "n/a") else float(line),
         events=events,
         read=read,
+        promised=_seconds(side.get("RecordingDuration")),
     )
+
+
+def _seconds(value: Any) -> float | None:
+    """Read the length that a sidecar promises, where it is a number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
 
 
 def session_row(source: dict[str, Any], session: str) -> dict[str, str]:
@@ -149,7 +156,7 @@ def session_row(source: dict[str, Any], session: str) -> dict[str, str]:
 
 
 def recording_file(path: str | Path) -> Path:
-    """Give the recording that a path names: a file itself, or the one ``*_ieeg.*`` in a folder.
+    """Give the recording that a path names: a file, a folder of .ncs, or its one ``*_ieeg.*``.
 
     Raises
     ------
@@ -157,7 +164,7 @@ def recording_file(path: str | Path) -> Path:
         When a folder holds none or several.
     """
     path = Path(path)
-    if not path.is_dir():
+    if not path.is_dir() or any(path.glob("*.ncs")):
         return path
     found = sorted(
         file for file in path.rglob("*_ieeg.*") if file.suffix.lower() in RECORDING_SUFFIXES
@@ -173,35 +180,25 @@ def recording_file(path: str | Path) -> Path:
     return found[0]
 
 
-def _open(path: Path) -> Any:
-    """Open with mne, samples left on disk."""
-    import mne
-
-    accepted = "a recording that mne.io.read_raw opens: BrainVision, EDF, EEGLAB, FIF, Persyst, …"
-    fix = "mend the path, put its companion files beside it, or export it again"
-    with whole_file(path, accepted, fix):
-        return mne.io.read_raw(path, preload=False, verbose="ERROR")
-
-
-def _factor(row: dict[str, str], path: Path) -> float:
-    units = row.get("units", "V")
+def _factor(row: dict[str, str], path: Path, signals: Signals) -> float:
+    """Give what turns the file's numbers into microvolts."""
+    units = row.get("units") or signals.unit
     if units not in TO_MICROVOLT:
         raise Refusal(
-            f"session {row.get('session', path.name)}, column 'units'",
-            f"{units!r}",
+            f"file {path}",
+            f"the unit of its values is {units or 'not told'!r}",
             f"one of {', '.join(TO_MICROVOLT)}",
-            "write the unit of the numbers that mne returns, or leave it empty for V",
+            "write the unit of its numbers under 'units' in the sessions sheet",
         )
     return TO_MICROVOLT[units]
 
 
-def _channels(path: Path, row: dict[str, str], raw: Any) -> "pd.DataFrame":
+def _channels(path: Path, row: dict[str, str], signals: Signals) -> "pd.DataFrame":
     """Join the file's channels with channels.tsv, by name."""
     import pandas as pd
 
-    kinds = [_MNE_KINDS.get(kind, kind.upper()) for kind in raw.get_channel_types()]
-    table = pd.DataFrame({"name": raw.ch_names, "kind": kinds})
-    table["status"] = ["bad" if name in raw.info["bads"] else "good" for name in raw.ch_names]
+    table = pd.DataFrame({"name": signals.names, "kind": signals.kinds})
+    table["status"] = ["bad" if name in signals.bads else "good" for name in signals.names]
     table["reason"] = ["marked bad in the file" if s == "bad" else "" for s in table["status"]]
     file = row.get("channels") or find_sidecar(path, "channels", ".tsv")
     if not file:
@@ -209,7 +206,7 @@ def _channels(path: Path, row: dict[str, str], raw: Any) -> "pd.DataFrame":
         return table
     side = read_sidecar(file, ["name"])
     doubled = side["name"][side["name"].duplicated()].tolist()
-    absent = [name for name in raw.ch_names if name not in set(side["name"])]
+    absent = [name for name in signals.names if name not in set(side["name"])]
     if doubled or absent:
         found = f"twice: {', '.join(doubled)}" if doubled else f"absent: {', '.join(absent[:8])}"
         raise Refusal(
@@ -218,7 +215,7 @@ def _channels(path: Path, row: dict[str, str], raw: Any) -> "pd.DataFrame":
             f"every channel of {path.name} once",
             "add or remove these rows",
         )
-    side = side.set_index("name").reindex(raw.ch_names)
+    side = side.set_index("name").reindex(signals.names)
     if "type" in side:
         table["kind"] = side["type"].fillna("MISC").str.upper().to_numpy()
     if "status" in side:
@@ -229,17 +226,20 @@ def _channels(path: Path, row: dict[str, str], raw: Any) -> "pd.DataFrame":
     return table
 
 
-def _electrodes(path: Path, row: dict[str, str]) -> "tuple[pd.DataFrame, str]":
+def _electrodes(path: Path, row: dict[str, str], signals: Signals) -> "tuple[pd.DataFrame, str]":
     """Read the electrodes in mm, and the frame of their coordinates."""
     import pandas as pd
 
     file = row.get("electrodes") or find_sidecar(path, "electrodes", ".tsv", row.get("space"))
-    if not file:
+    if not file and signals.electrodes is None:
         return pd.DataFrame(columns=["name", "x", "y", "z", "region"]), ""
-    table = read_sidecar(file, ["name", "x", "y", "z"])
-    system = read_sidecar_json(
-        find_sidecar(path, "coordsystem", ".json", row.get("space"), of=Path(file))
-    )
+    if file:
+        table = read_sidecar(file, ["name", "x", "y", "z"])
+        system = read_sidecar_json(
+            find_sidecar(path, "coordsystem", ".json", row.get("space"), of=Path(file))
+        )
+    else:
+        file, table, system = path, signals.electrodes.copy(), {}
     units = row.get("coordinate_units") or system.get("iEEGCoordinateUnits", "")
     frame = row.get("frame") or system.get("iEEGCoordinateSystem", "")
     if units not in TO_MILLIMETRE:
@@ -269,16 +269,6 @@ def _electrodes(path: Path, row: dict[str, str]) -> "tuple[pd.DataFrame, str]":
     known = [c for c in ("region", "anatomy", "label", "DesikanKilliany", "group") if c in table]
     table["region"] = table[known[0]].fillna("unknown") if known else "unknown"
     return table[["name", "x", "y", "z", "region"]], frame
-
-
-def _annotations(raw: Any) -> "pd.DataFrame":
-    """Take the file's own annotations where there is no events.tsv."""
-    import pandas as pd
-
-    marks = raw.annotations
-    return pd.DataFrame(
-        {"onset": marks.onset, "duration": marks.duration, "trial_type": list(marks.description)}
-    )
 
 
 def check_voltages(recording: Recording, names: list[str], chunk_s: float = 60.0) -> "pd.DataFrame":
@@ -357,6 +347,7 @@ def check_source(
 
 def check_recording(recording: Recording, settings: dict[str, Any]) -> None:
     """Refuse a recording that cannot be prepared with these settings, from its header alone."""
+    check_length(recording)
     if round(settings["window_s"] * recording.rate) > recording.samples:
         raise Refusal(
             f"file {recording.name}",
@@ -387,12 +378,27 @@ def check_recording(recording: Recording, settings: dict[str, Any]) -> None:
         )
 
 
+def check_length(recording: Recording) -> None:
+    """Refuse a recording shorter than its sidecar says: it was cut off, or is a stand-in."""
+    if recording.promised and recording.duration < LEAST_SHARE * recording.promised:
+        raise Refusal(
+            f"file {recording.name}",
+            f"{recording.duration:.6g} s of signal",
+            f"the {recording.promised:.6g} s that its sidecar *_ieeg.json tells",
+            "copy the whole recording, or mend RecordingDuration",
+        )
+
+
 def describe(path: str | Path) -> Description:
     """Tell what reading a recording gives, in µV by its header; see `inputs.registry.describe`."""
     import numpy as np
 
     path, warnings, unit = Path(path), [], "V"
     recording = _read_leniently(path, warnings)
+    try:
+        check_length(recording)
+    except Refusal as refusal:
+        warnings.append(str(refusal).replace("\n", ";"))
     names = recording.channels["name"].tolist()
     cortical = recording.channels["kind"].isin(CORTICAL_KINDS)
     try:
@@ -431,8 +437,10 @@ def describe(path: str | Path) -> Description:
 
 def _read_leniently(path: Path, warnings: list[str]) -> Recording:
     """Read although frame or unit of the coordinates are not told; say so in `warnings`."""
-    guesses = [{}, {"frame": "not told"}]
+    guesses: list[dict[str, str]] = [{}, {"frame": "not told"}]
     guesses += [{"frame": "not told", "coordinate_units": unit} for unit in TO_MILLIMETRE]
+    spaces = spaces_of(path)
+    guesses += [guess | {"space": spaces[0]} for guess in guesses] if spaces else []
     for guess in guesses:
         try:
             return read_recording({"path": str(path)} | guess)

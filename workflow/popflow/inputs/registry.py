@@ -4,14 +4,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from popflow.inputs.description import Description
+from popflow.inputs.matrices import is_zarr
 from popflow.runtime.refusal import Refusal
 
 
 @dataclass(frozen=True)
 class Format:
-    """A kind of file that popflow reads.
+    """A kind of file that popflow reads; docs/inputs.md is generated from these.
 
     Attributes
     ----------
@@ -20,27 +22,187 @@ class Format:
         As the field calls it.
     suffixes : tuple of str
         Lower case; a compressed file counts by the suffix before .gz.
+    magic : tuple of bytes
+        First bytes of files that have other names.
     describe : str
         ``module:function`` in `popflow.inputs`; called with the path, gives a `Description`.
+    versions, reads, refuses, tested : str
+        For the documentation: versions of the format, what is read, what is refused, and the
+        instruments or programs whose real files are tested.
+    options : tuple of str
+        Of `describe`: ``dataset``, ``genome``.
     """
 
     modality: str
     name: str
     suffixes: tuple[str, ...]
     describe: str
+    versions: str
+    reads: str
+    refuses: str
+    tested: str
+    options: tuple[str, ...] = ()
+    magic: tuple[bytes, ...] = ()
 
 
 FORMATS = (
-    Format("cytometry", "FCS", (".fcs", ".lmd"), "fcs:describe"),
-    Format("expression", "AnnData", (".h5ad",), "expression:describe"),
-    Format("expression", "10x HDF5", (".h5",), "expression:describe"),
-    Format("expression", "table", (".csv", ".tsv", ".txt"), "expression:describe"),
-    Format("intracranial", "BrainVision", (".vhdr",), "recordings:describe"),
-    Format("intracranial", "EDF", (".edf", ".bdf"), "recordings:describe"),
-    Format("intracranial", "FIF", (".fif",), "recordings:describe"),
-    Format("intracranial", "EEGLAB", (".set",), "recordings:describe"),
-    Format("placecells", "NWB", (".nwb",), "spikes:describe"),
-    Format("placecells", "spikes archive", (".npz",), "spikes:describe"),
+    Format(
+        "cytometry",
+        "FCS",
+        (".fcs", ".lmd"),
+        "fcs:describe",
+        "2.0, 3.0, 3.1, 3.2",
+        "integers of 1 to 64 bits, floats, doubles, types per channel; any byte order; several "
+        "data sets; spillover; log amplifiers, gains, time step; any name that begins with FCS",
+        "no list mode, text or bit-packed events, events that are cut off",
+        "Attune, CyAn, Gallios, MoFlo Astrios, DxP10, Partec PAS, Stratedigm S1400, Eclipse, "
+        "FACSCalibur, FACScan, FACSCanto II, LSR II, LSRFortessa, FACSAria III, MACSQuant, Navios, "
+        "FC 500, Accuri C6 Plus, xP3, Aurora, mass cytometers",
+        ("dataset",),
+        (b"FCS2", b"FCS3"),
+    ),
+    Format(
+        "expression",
+        "AnnData",
+        (".h5ad", ".zarr", ".zarr.zip"),
+        "expression:describe",
+        "0.6 to 0.12",
+        "counts layer, raw or X, dense or sparse; labels of obs",
+        "no matrix, overflowed row pointers, a newer encoding, repeated ids",
+        "anndata 0.5 to 0.11",
+    ),
+    Format(
+        "expression",
+        "loom",
+        (".loom",),
+        "expression:describe",
+        "2, 3",
+        "matrix, row_attrs, col_attrs",
+        "no matrix",
+        "written in the test",
+    ),
+    Format(
+        "expression",
+        "10x HDF5",
+        (".h5",),
+        "expression:describe",
+        "Cell Ranger 2 and later",
+        "gene expression; other types are counted; one of several genomes",
+        "molecule files, several genomes without a choice",
+        "Cell Ranger 1.2, 3.0",
+        ("genome",),
+    ),
+    Format(
+        "expression",
+        "10x folder",
+        ("matrix.mtx",),
+        "expression:describe",
+        "genes.tsv or features.tsv",
+        "plain or gzipped, any prefix, one to three columns of features",
+        "a missing file, counts that do not fit",
+        "Cell Ranger 1.2, 3.0",
+    ),
+    Format(
+        "expression",
+        "table",
+        (".csv", ".tsv", ".txt"),
+        "expression:describe",
+        "plain or .gz",
+        "ids in the first row and column; genes in rows or in columns, told by the names",
+        "text among the numbers, names that do not tell the orientation",
+        "CEL-seq2, Drop-seq, Affymetrix, cDNA arrays",
+    ),
+    Format(
+        "intracranial",
+        "BrainVision",
+        (".vhdr",),
+        "recordings:describe",
+        "1.0, 2.0",
+        "alone or as BIDS-iEEG with its sidecars",
+        "missing or empty data file",
+        "BIDS grip force (sensight, ECoG), BrainVision recorder",
+    ),
+    Format(
+        "intracranial",
+        "EDF, BDF",
+        (".edf", ".bdf"),
+        "recordings:describe",
+        "EDF, EDF+, BDF",
+        "channels of one rate, annotations",
+        "a file that is cut off",
+        "Natus, EDFbrowser",
+    ),
+    Format(
+        "intracranial",
+        "FIF",
+        (".fif",),
+        "recordings:describe",
+        "MNE",
+        "raw recordings",
+        "epochs and averages",
+        "written in the test",
+    ),
+    Format(
+        "intracranial",
+        "EEGLAB",
+        (".set",),
+        "recordings:describe",
+        "v5 to v7.3",
+        "continuous data, .fdt beside it",
+        "epoched data",
+        "EEGLAB",
+    ),
+    Format(
+        "intracranial",
+        "Persyst",
+        (".lay",),
+        "recordings:describe",
+        ".lay with .dat",
+        "all channels",
+        "no .dat beside it",
+        "Persyst ECoG",
+    ),
+    Format(
+        "intracranial",
+        "Neuralynx",
+        (".ncs",),
+        "recordings:describe",
+        "Cheetah .ncs, one channel per file",
+        "all .ncs of one folder together",
+        "a file that is cut off",
+        "depth electrodes",
+    ),
+    Format(
+        "intracranial",
+        "Nihon Kohden",
+        (),
+        "recordings:describe",
+        ".EEG with its companion files",
+        "all channels, annotations of .LOG",
+        "a file without its companions",
+        "EEG-1100",
+        magic=(b"EEG-", b"QI-4"),
+    ),
+    Format(
+        "placecells",
+        "NWB",
+        (".nwb",),
+        "nwb:describe",
+        "2.0b to 2.9",
+        "units, position, epochs and trials; or voltages with electrodes (intracranial)",
+        "neither units nor voltages",
+        "pynwb 1.0 to 3, CellExplorer/phy exports, MatClust",
+    ),
+    Format(
+        "placecells",
+        "spikes archive",
+        (".npz",),
+        "spikes:describe",
+        "numpy, without pickled objects",
+        "arrays spike_times and spike_units, position_t and position, epochs",
+        "pickled objects, times that are not seconds",
+        "written in the test",
+    ),
 )
 
 
@@ -50,15 +212,19 @@ def suffix_of(path: Path) -> str:
 
 
 def format_of(path: Path, modality: str | None = None) -> Format:
-    """Find the format of a file by its suffix.
+    """Find the format of a file by its name, or by its first bytes where they tell.
 
     Raises
     ------
     Refusal
         When no reader knows it.
     """
+    name = path.name.lower().removesuffix(".gz")
     for known in FORMATS:
-        if suffix_of(path) in known.suffixes and modality in (None, known.modality):
+        if name.endswith(known.suffixes) and modality in (None, known.modality):
+            return known
+    for known in FORMATS if path.is_file() else ():
+        if known.magic and _first_bytes(path).startswith(known.magic):
             return known
     suffixes = sorted({s for f in FORMATS if modality in (None, f.modality) for s in f.suffixes})
     raise Refusal(
@@ -69,12 +235,20 @@ def format_of(path: Path, modality: str | None = None) -> Format:
     )
 
 
-def describe(path: str | Path) -> Description:
+def _first_bytes(path: Path) -> bytes:
+    """Read what tells files whose names tell nothing (.001, .EEG)."""
+    with open(path, "rb") as handle:
+        return handle.read(16)
+
+
+def describe(path: str | Path, **options: Any) -> Description:
     """Tell what reading a file or folder gives.
 
     Parameters
     ----------
     path : path
+    **options
+        ``dataset`` (of an FCS file with several) or ``genome`` (of a 10x file).
 
     Returns
     -------
@@ -83,25 +257,35 @@ def describe(path: str | Path) -> Description:
     Raises
     ------
     Refusal
-        When it cannot be read.
+        When it cannot be read, or an option does not apply to it.
     """
     path = Path(path)
     if not path.exists():
         raise Refusal(f"file {path}", "no such file", "a file or folder", "mend the path")
     if path.is_dir():
         return _describe_folder(path)
-    return _reader(format_of(path).describe)(path)
+    form = format_of(path)
+    given = {name: value for name, value in options.items() if value is not None}
+    for name in given.keys() - set(form.options):
+        accepted = ", ".join(f"--{option}" for option in form.options) or "no option"
+        raise Refusal(f"option --{name}", f"{form.name} has none", accepted, "leave it out")
+    if path.stat().st_size == 0:
+        fix = "export or copy the file again"
+        raise Refusal(f"file {path}", "the file is empty (0 bytes)", f"{form.name} data", fix)
+    return _reader(form.describe)(path, **given)
 
 
-def _reader(name: str) -> Callable[[Path], Description]:
+def _reader(name: str) -> Callable[..., Description]:
     module, function = name.split(":")
     return getattr(import_module(f"popflow.inputs.{module}"), function)
 
 
 def _describe_folder(path: Path) -> Description:
-    """Describe a 10x folder, or the only readable file below a folder."""
-    if any(path.glob("*matrix.mtx*")):
+    """Describe a matrix folder, or the only readable file below a folder."""
+    if any(path.glob("*matrix.mtx*")) or is_zarr(path):
         return _reader("expression:describe")(path)
+    if any(path.glob("*.ncs")):
+        return _reader("recordings:describe")(path)
     known = {suffix for form in FORMATS for suffix in form.suffixes}
     binary = known - {".tsv", ".txt", ".csv", ".npz"}
     files = sorted(p for p in path.rglob("*") if p.is_file() and suffix_of(p) in binary)

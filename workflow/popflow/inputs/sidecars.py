@@ -76,6 +76,17 @@ def find_sidecar(
     return None
 
 
+def spaces_of(recording: Path) -> list[str]:
+    """List the spaces in which the electrodes of a recording are given, sorted."""
+    own, found = _entities(recording.stem), set()
+    for file in recording.parent.glob("*_electrodes.tsv"):
+        theirs = _entities(file.stem)
+        space = theirs.pop("space", None)
+        if space and all(own.get(key) == value for key, value in theirs.items()):
+            found.add(space)
+    return sorted(found)
+
+
 def read_sidecar(path: str | Path, required: list[str]) -> "pd.DataFrame":
     """Read a BIDS table; ``n/a`` is missing, names are text.
 

@@ -73,6 +73,13 @@ def choose_values(adata: "anndata.AnnData", wanted: str) -> tuple[Any, list[str]
     if wanted not in ("auto", state):
         fix = f"set prepare.<dataset>.value_state to {state} or auto"
         raise Refusal(where, f"{evidence}: {state}, not {wanted}", f"{wanted} values", fix)
+    if where == "X" and "log1p" in adata.uns and state == "counts" and wanted == "auto":
+        raise Refusal(
+            "uns['log1p']",
+            f"it says that X holds logarithms, but X holds {evidence}",
+            "values that are what the file says",
+            "write the file again, or set prepare.<dataset>.value_state: counts",
+        )
     if state == "scaled" and wanted != "scaled":
         raise Refusal(
             where,

@@ -1,0 +1,339 @@
+"""Open the voltages of a recording, whatever wrote it; samples stay on disk where they can.
+
+mne reads the formats of recording systems. Arrays (MATLAB, npz, HDF5 of the Brain Treebank) tell
+neither rate nor unit, so the sessions sheet must.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from popflow.inputs.description import whole_file
+from popflow.runtime.refusal import Refusal
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+ARRAYS = (".mat", ".npz", ".h5")
+ACCEPTED = (
+    "BrainVision, EDF, BDF, EEGLAB, FIF, Persyst, Neuralynx, Nihon Kohden, NWB; or an array "
+    "(.mat, .npz, Brain Treebank .h5) with 'rate' and 'units' in the sessions sheet"
+)
+IRREGULAR = 0.01
+_MNE_KINDS = {
+    "seeg": "SEEG",
+    "ecog": "ECOG",
+    "dbs": "DBS",
+    "eeg": "",
+    "misc": "MISC",
+    "bio": "MISC",
+}
+
+
+@dataclass
+class Signals:
+    """Voltages on disk, and what the file itself tells of them.
+
+    Attributes
+    ----------
+    names : list of str
+    rate : float
+        Hz.
+    samples : int
+    read : callable
+        ``read(names, start, stop)`` gives float64 (channels, samples) in the file's unit.
+    kinds : list of str
+        BIDS types; empty where the file does not tell.
+    bads : list of str
+    line : float or None
+        Line frequency, Hz.
+    marks : list of (float, float, str)
+        Onset and duration in s, description.
+    electrodes : DataFrame or None
+        name, x, y, z, region, where the file holds them.
+    unit : str or None
+        Of `read`; None where only the user can tell.
+    """
+
+    names: list[str]
+    rate: float
+    samples: int
+    read: "Callable[[list[str], int, int], np.ndarray]"
+    kinds: list[str] = field(default_factory=list)
+    bads: list[str] = field(default_factory=list)
+    line: float | None = None
+    marks: list[tuple[float, float, str]] = field(default_factory=list)
+    electrodes: "pd.DataFrame | None" = None
+    unit: str | None = "V"
+
+    def __post_init__(self):
+        self.kinds = self.kinds or [""] * len(self.names)
+
+
+def open_signals(path: Path, row: dict[str, str]) -> Signals:
+    """Open a recording.
+
+    Parameters
+    ----------
+    path : Path
+        A file, or a folder of Neuralynx channels.
+    row : dict
+        Of the sessions sheet; `rate`, `field`, `names`, `series` where a format needs them.
+
+    Raises
+    ------
+    Refusal
+        When it cannot be read, or holds no sample.
+    """
+    suffix = path.suffix.lower()
+    openers = {".nwb": _nwb, ".mat": _mat, ".npz": _npz, ".h5": _treebank, ".ncs": _neuralynx}
+    if not path.exists():
+        raise Refusal(f"file {path}", "no such file", ACCEPTED, "mend the path in the sheet")
+    fix = "mend the path, put its companion files beside it, or export it again"
+    with whole_file(path, ACCEPTED, fix):
+        if path.is_dir():
+            signals = _neuralynx(path, row)
+        else:
+            signals = openers.get(suffix, _mne)(path, row)
+    if not signals.samples or not signals.names:
+        found = f"{len(signals.names)} channels and {signals.samples} samples"
+        raise Refusal(f"file {path}", found, "voltages", "copy the whole recording")
+    return signals
+
+
+def _mne(path: Path, row: dict[str, str]) -> Signals:
+    import mne
+
+    return _from_mne(mne.io.read_raw(path, preload=False, verbose="ERROR"))
+
+
+def _neuralynx(path: Path, row: dict[str, str]) -> Signals:
+    """Read one .ncs file, or all of a folder as the channels of one recording."""
+    import mne
+
+    folder, wanted = (path, None) if path.is_dir() else (path.parent, path.stem)
+    signals = _from_mne(mne.io.read_raw_neuralynx(folder, preload=False, verbose="ERROR"))
+    if wanted is not None:
+        place = signals.names.index(wanted)
+        signals.names, signals.kinds = [wanted], [signals.kinds[place]]
+    return signals
+
+
+def _from_mne(raw: Any) -> Signals:
+    def read(names: list[str], start: int, stop: int) -> "np.ndarray":
+        return raw.get_data(picks=names, start=start, stop=stop)
+
+    marks = raw.annotations
+    return Signals(
+        names=list(raw.ch_names),
+        rate=float(raw.info["sfreq"]),
+        samples=int(raw.n_times),
+        read=read,
+        kinds=[_MNE_KINDS.get(kind, kind.upper()) for kind in raw.get_channel_types()],
+        bads=list(raw.info["bads"]),
+        line=raw.info["line_freq"],
+        marks=[
+            (float(onset), float(duration), str(text))
+            for onset, duration, text in zip(
+                marks.onset, marks.duration, marks.description, strict=True
+            )
+        ],
+    )
+
+
+def _nwb(path: Path, row: dict[str, str]) -> Signals:
+    """Read an ElectricalSeries and its electrodes; the file stays open while samples are read."""
+    import numpy as np
+    from pynwb import NWBHDF5IO
+
+    file = NWBHDF5IO(str(path), "r", load_namespaces=True).read()
+    series = _electrical_series(file, path, row)
+    data = series.data
+    table = series.electrodes.to_dataframe() if series.electrodes is not None else None
+    electrodes = _nwb_electrodes(table) if table is not None else None
+    count = data.shape[1] if len(data.shape) > 1 else 1
+    names = [f"channel{i}" for i in range(count)]
+    if electrodes is not None and len(electrodes) == count:
+        names = electrodes["name"].tolist()
+    scale = np.full(count, float(series.conversion))
+    if series.channel_conversion is not None:
+        scale = scale * np.asarray(series.channel_conversion[:], float)
+    offset = float(getattr(series, "offset", 0.0) or 0.0)
+
+    def read(wanted: list[str], start: int, stop: int) -> "np.ndarray":
+        block = np.asarray(data[start:stop], float).reshape(-1, count)
+        columns = [names.index(name) for name in wanted]
+        return (block[:, columns] * scale[columns] + offset).T
+
+    return Signals(
+        names=names,
+        rate=_nwb_rate(series, path),
+        samples=int(data.shape[0]),
+        read=read,
+        electrodes=electrodes,
+        unit={"volts": "V", "V": "V"}.get(str(series.unit), None),
+    )
+
+
+def _electrical_series(file: Any, path: Path, row: dict[str, str]) -> Any:
+    """Find the one series of voltages, or the one that the sheet names."""
+    from pynwb.ecephys import LFP, ElectricalSeries
+
+    found: dict[str, Any] = {}
+    modules = [module.data_interfaces for module in file.processing.values()]
+    for place in [file.acquisition, *modules]:
+        for item in place.values():
+            many = item.electrical_series.values() if isinstance(item, LFP) else [item]
+            found |= {one.name: one for one in many if isinstance(one, ElectricalSeries)}
+    names = ", ".join(found) or "none"
+    if not found:
+        raise Refusal(
+            f"file {path}",
+            "neither sorted units nor an ElectricalSeries",
+            "an NWB file with units (place cells) or voltages (intracranial)",
+            "export it with its data",
+        )
+    if "series" in row and row["series"] not in found:
+        found_text = f"no ElectricalSeries {row['series']!r}"
+        raise Refusal(f"file {path}", found_text, f"one of {names}", "mend 'series' in the sheet")
+    if "series" not in row and len(found) > 1:
+        fix = "write one under 'series' in the sessions sheet"
+        raise Refusal(f"file {path}", f"{len(found)} ElectricalSeries", f"one of {names}", fix)
+    return found[row.get("series", next(iter(found)))]
+
+
+def _nwb_electrodes(table: "pd.DataFrame") -> "pd.DataFrame":
+    """Take names, places and regions from the columns that labs use."""
+    import pandas as pd
+
+    named = next((c for c in ("label", "channel_name", "name") if c in table), None)
+    names = table[named] if named else pd.Series(table.index, index=table.index)
+    out = pd.DataFrame({"name": names.astype(str).to_numpy()})
+    for axis in "xyz":
+        out[axis] = pd.to_numeric(table[axis]).to_numpy() if axis in table else float("nan")
+    out["region"] = table["location"].astype(str).to_numpy() if "location" in table else "unknown"
+    return out
+
+
+def _nwb_rate(series: Any, path: Path) -> float:
+    import numpy as np
+
+    if series.rate:
+        return float(series.rate)
+    steps = np.diff(np.asarray(series.timestamps[:], float))
+    step = float(np.median(steps))
+    odd = np.abs(steps - step) > IRREGULAR * step
+    if odd.any():
+        found = f"{int(odd.sum())} steps of its time stamps differ from {step:.6g} s"
+        fix = "split the recording at its gaps, one session each"
+        raise Refusal(f"file {path}", found, "one regular clock", fix)
+    return 1.0 / step
+
+
+def _mat(path: Path, row: dict[str, str]) -> Signals:
+    """Read an array of a MATLAB file, v5 through scipy and v7.3 through HDF5."""
+    import h5py
+    import numpy as np
+
+    if h5py.is_hdf5(path):
+        with h5py.File(path) as file:
+            shapes = {k: v.shape[::-1] for k, v in file.items() if isinstance(v, h5py.Dataset)}
+            name = _field(path, shapes, row)
+            values = np.asarray(file[name]).T
+    else:
+        import scipy.io
+
+        shapes = {name: shape for name, shape, _ in scipy.io.whosmat(path)}
+        name = _field(path, shapes, row)
+        values = scipy.io.loadmat(path, variable_names=[name])[name]
+    return _array(path, values, row)
+
+
+def _npz(path: Path, row: dict[str, str]) -> Signals:
+    import numpy as np
+
+    with np.load(path, allow_pickle=False) as stored:
+        name = _field(path, {key: stored[key].shape for key in stored.files}, row)
+        return _array(path, stored[name], row)
+
+
+def _field(path: Path, shapes: dict[str, tuple[int, ...]], row: dict[str, str]) -> str:
+    """Choose the array: the one named in the sheet, or the only one of two dimensions."""
+    tables = [name for name, shape in shapes.items() if len(shape) == 2 and min(shape) > 1]
+    name = row.get("field") or (tables[0] if len(tables) == 1 else "")
+    if name not in shapes:
+        listed = ", ".join(f"{key} {list(shape)}" for key, shape in shapes.items()) or "none"
+        found = f"no array {name!r}" if name else "no single array of channels by samples"
+        fix = "write its name under 'field' in the sessions sheet"
+        raise Refusal(f"file {path}", found, f"one of {listed}", fix)
+    return name
+
+
+def _array(path: Path, values: "np.ndarray", row: dict[str, str]) -> Signals:
+    """Make signals of an array; time is its longer side."""
+    import numpy as np
+
+    if not np.issubdtype(values.dtype, np.number) or values.ndim not in (1, 2):
+        found = f"an array of {values.dtype} and {values.ndim} dimensions"
+        raise Refusal(f"file {path}", found, "numbers, channels by samples", "name another field")
+    values = np.atleast_2d(values)
+    if values.shape[0] > values.shape[1]:
+        values = values.T
+    names = _names(path, row, len(values))
+
+    def read(wanted: list[str], start: int, stop: int) -> "np.ndarray":
+        return np.asarray(values[[names.index(n) for n in wanted], start:stop], float)
+
+    return Signals(names, _rate(path, row), values.shape[1], read, unit=None)
+
+
+def _treebank(path: Path, row: dict[str, str]) -> Signals:
+    """Read an HDF5 file of the Brain Treebank: ``data/electrode_<n>``, one array per channel."""
+    import h5py
+    import numpy as np
+
+    with h5py.File(path) as file:
+        group = file.get("data")
+        held = [key for key in group or {} if key.startswith("electrode_")]
+        if not held:
+            found = f"no data/electrode_<n> (groups: {', '.join(file)})"
+            raise Refusal(f"file {path}", found, "a recording of the Brain Treebank", "export it")
+        held.sort(key=lambda key: int(key.removeprefix("electrode_")))
+        samples = len(group[held[0]])
+    names = _names(path, row, len(held), held)
+
+    def read(wanted: list[str], start: int, stop: int) -> "np.ndarray":
+        with h5py.File(path) as file:
+            places = [held[names.index(name)] for name in wanted]
+            return np.stack([np.asarray(file["data"][p][start:stop], float) for p in places])
+
+    return Signals(names, _rate(path, row), samples, read, unit=None)
+
+
+def _rate(path: Path, row: dict[str, str]) -> float:
+    try:
+        rate = float(row["rate"])
+    except (KeyError, ValueError):
+        rate = 0.0
+    if not rate > 0:
+        found = f"its sampling rate is {row.get('rate', 'not told')!r}"
+        fix = "write it under 'rate' in the sessions sheet"
+        raise Refusal(f"file {path}", found, "a number of Hz", fix)
+    return rate
+
+
+def _names(path: Path, row: dict[str, str], count: int, fallback: list[str] | None = None):
+    """Read the channels' names: a JSON list or a text file with one per line."""
+    if "names" not in row:
+        return fallback or [f"channel{i}" for i in range(count)]
+    file = path.parent / row["names"]
+    with whole_file(file):
+        text = file.read_text(encoding="utf-8-sig")
+        names = json.loads(text) if file.suffix == ".json" else text.split()
+    if len(names) != count or len(set(names)) != count:
+        found = f"{len(names)} names ({len(set(names))} different) for {count} channels"
+        raise Refusal(f"file {file}", found, "one name per channel", "mend the list")
+    return [str(name) for name in names]
