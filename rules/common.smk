@@ -90,6 +90,14 @@ def source_row(wildcards):
     return row
 
 
+def session_unit(wildcards):
+    """Give the one session of a dataset of place cells: its row of the sheet, or its file alone."""
+    row = CONFIG.datasets[wildcards.dataset]
+    if is_simulated(wildcards.dataset):
+        return {"path": sheet_path(wildcards.dataset)}
+    return next(iter(sheets.read_units(row)), {"path": str(row["source"])})
+
+
 def units_of(dataset):
     """List the samples or sessions of a dataset."""
     row = CONFIG.datasets[dataset]

@@ -43,7 +43,7 @@ rule prepare_placecells:
     resources:
         mem_mb=2000,
     params:
-        source=source_row,
+        unit=session_unit,
         settings=prepare_settings,
         code=code("inputs.spikes", "prepare.placecells"),
     message:

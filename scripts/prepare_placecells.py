@@ -6,8 +6,8 @@ from popflow.runtime.files import write_tsv
 from popflow.runtime.job import job
 
 with job(snakemake) as log:
-    sessions = [path for path in snakemake.input.source if path.endswith((".nwb", ".npz"))]
-    arrays, report = prepare_placecells(read_session(sessions[0]), snakemake.params.settings)
+    unit = snakemake.params.unit
+    arrays, report = prepare_placecells(read_session(unit["path"], unit), snakemake.params.settings)
     log.info("%d bins, %d units", *arrays["counts"].shape)
     write_session(arrays, snakemake.output.session)
     write_tsv(report, snakemake.output.qc)

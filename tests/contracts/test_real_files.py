@@ -11,11 +11,11 @@ from popflow.inputs.registry import describe
 from popflow.runtime.refusal import Refusal
 from tests.conftest import SHARED
 
-FCS = sorted(
-    (str((file.parent / name).relative_to(SHARED)), file)
-    for file in SHARED.glob("cytometry/**/reference.json")
-    for name in json.loads(file.read_text())
-)
+REFERENCES = {
+    str((file.parent / name).relative_to(SHARED)): values
+    for file in sorted(SHARED.glob("cytometry/**/reference.json"))
+    for name, values in json.loads(file.read_text()).items()
+}
 #: HEADER points into TEXT, and the reference holds the bytes of the text there ("000," is 12332).
 FCS_OURS = {"FlowKit__data_start_offset_discrepancy_example.fcs": 49135.0}
 OTHERS = (
@@ -34,16 +34,14 @@ def close(found, expected):
     return np.allclose(found, expected, rtol=1e-5, atol=1e-12)
 
 
-@pytest.mark.parametrize("name, reference", FCS, ids=[name for name, _ in FCS])
-def test_fcs(name, reference, shared_data):
-    expected = json.loads(reference.read_text())[Path(name).name]
-    path = shared_data / name
+@pytest.mark.parametrize("name", REFERENCES)
+def test_fcs(name, shared_data):
+    expected, path = REFERENCES[name], shared_data / name
     if "events" not in expected:
         with pytest.raises(Refusal, match="cut off"):
             describe(path)
         return
-    first = 0 if expected.get("nextdata") else None
-    told = describe(path, dataset=first)
+    told = describe(path, dataset=0 if expected.get("nextdata") else None)
     assert told.shape == [expected["events"], expected["channels"]]
     assert told.names == expected["pnn"]
     if path.name in FCS_OURS:
@@ -53,16 +51,16 @@ def test_fcs(name, reference, shared_data):
     assert close(told.first_row, expected["raw_first_event"])
 
 
-@pytest.mark.parametrize("name, reference", FCS, ids=[name for name, _ in FCS])
-def test_fcs_in_linear_values(name, reference, shared_data):
-    expected = json.loads(reference.read_text())[Path(name).name]
-    if "scaled_mean" not in expected or Path(name).name in FCS_OURS:
-        pytest.skip("no gain, log or time step in this file")
-    first = 0 if expected.get("nextdata") else None
-    told = describe(shared_data / name, dataset=first)
-    known = np.isfinite(np.array(expected["scaled_mean"], float))
-    found = np.array(told.prepared_mean)
-    assert np.allclose(found[known], np.array(expected["scaled_mean"])[known], rtol=1e-4)
+SCALED = [k for k, v in REFERENCES.items() if "scaled_mean" in v and Path(k).name not in FCS_OURS]
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_fcs_in_linear_values(name, shared_data):
+    expected = REFERENCES[name]
+    told = describe(shared_data / name, dataset=0 if expected.get("nextdata") else None)
+    scaled = np.array(expected["scaled_mean"], float)
+    known = np.isfinite(scaled)
+    assert np.allclose(np.array(told.prepared_mean)[known], scaled[known], rtol=1e-4)
 
 
 def test_the_newest_data_set_is_the_default(shared_data):
@@ -198,3 +196,73 @@ def test_the_unit_fault_of_the_grip_force_recording_is_named(shared_data):
     recording = read_recording(row)
     table = check_voltages(recording, recording.channels["name"].tolist()[:9])
     assert 10 < table["spread"].median() < 60
+
+
+MATS = [k for k, v in OTHERS.items() if k.endswith(".mat") and isinstance(v.get("vars"), dict)]
+
+
+@pytest.mark.parametrize("name", MATS)
+def test_arrays_of_matlab(name, shared_data):
+    expected, path = OTHERS[name]["vars"], shared_data / name
+    if "averaged_v73" in name:
+        with pytest.raises(Refusal, match="no numeric array"):
+            describe(path)
+        return
+    told = describe(path)
+    if "spikes.mat" in name:
+        assert told.modality == "placecells" and told.shape == [28829, 31]
+        return
+    for key, value in expected.items():
+        shape, mean = value
+        if isinstance(mean, list):
+            assert told.labels[key]["shape"] == shape
+            assert told.labels[key]["mean"] == pytest.approx(mean[0], rel=1e-3, abs=1e-12)
+
+
+def test_matclust_units_are_those_of_their_nwb(shared_data):
+    from popflow.inputs.spikes import read_session
+
+    folder = shared_data / "place_cells/nelpy_linear_track"
+    mat, nwb = (read_session(folder / n) for n in ("spikes.mat", "linear_track_derived.nwb"))
+    first, second = (sorted(map(tuple, s.spikes.values())) for s in (mat, nwb))
+    assert [len(times) for times in first] == [len(times) for times in second]
+    for a, b in zip(first, second, strict=True):
+        assert np.allclose(a, b, atol=1e-9)
+
+
+def test_trodes_tracking_is_that_of_its_nwb(shared_data):
+    from popflow.inputs.spikes import read_session
+    from popflow.inputs.tracking import read_tracking
+
+    folder = shared_data / "place_cells/nelpy_linear_track"
+    t, xy, notes = read_tracking(folder / "trajectory.videoPositionTracking", {})
+    nwb = read_session(folder / "linear_track_derived.nwb")
+    assert len(nwb.position_t) == 118_965 and len(t) == 118_964 and "1 frames" in notes[0]
+    assert np.allclose(t, np.unique(nwb.position_t))
+    known = np.isfinite(xy[:1000, 0])
+    assert np.allclose(xy[:1000][known], nwb.position[:1000][known])
+
+
+@pytest.mark.parametrize(
+    "name, frames",
+    [
+        ("miniscope_1d/behavior_position.csv", 10_000),
+        ("miniscope_1d/zone_tracking.csv", 9_985),
+        ("nelpy_ripple_position/position.npz", 35_794),
+        ("trajectory_sargolini/sargolini.npz", 29_800),
+    ],
+)
+def test_tracks(name, frames, shared_data):
+    told = describe(shared_data / "place_cells" / name)
+    assert told.format == "tracking" and told.shape == [frames, 2]
+
+
+@pytest.mark.parametrize("name", ["neural_timestamp.csv", "behavior_timestamp.csv"])
+def test_tables_of_time_stamps_are_read_as_they_stand(name, shared_data):
+    expected = OTHERS[f"place_cells/miniscope_1d/{name}"]["shape"]
+    assert describe(shared_data / "place_cells/miniscope_1d" / name).shape[0] == expected[0]
+
+
+def test_a_file_of_another_kind_is_refused(shared_data):
+    with pytest.raises(Refusal, match="no 10x matrix"):
+        describe(shared_data / "ieeg/speech_semisynthetic/naplib_demo_reduced.h5")

@@ -153,6 +153,10 @@ def open_fcs(path: str | Path, data_set: int | None = None, matrix: bool = True)
 
 def open_unit(unit: dict[str, str], settings: dict[str, Any]) -> Fcs:
     """Open the file of a row of the samples sheet, as the settings of the preparation say."""
+    from popflow.inputs import event_tables
+
+    if Path(unit["path"]).suffix.lower() in event_tables.SUFFIXES:
+        return event_tables.open_events(unit["path"])
     data_set = int(unit["data_set"]) if "data_set" in unit else None
     return open_fcs(unit["path"], data_set, settings["compensate"] != "off")
 

@@ -106,9 +106,10 @@ FORMATS = (
         "expression",
         "table",
         (".csv", ".tsv", ".txt"),
-        "expression:describe",
+        "tables:describe_table",
         "plain or .gz",
-        "ids in the first row and column; genes in rows or in columns, told by the names",
+        "ids in the first row and column; genes in rows or in columns, told by the names; a header "
+        "unit, time (spikes), t, x, y or DeepLabCut's (tracking); events in a samples sheet",
         "text among the numbers, names that do not tell the orientation",
         "CEL-seq2, Drop-seq, Affymetrix, cDNA arrays",
     ),
@@ -195,13 +196,54 @@ FORMATS = (
     ),
     Format(
         "placecells",
-        "spikes archive",
+        "numpy archive",
         (".npz",),
-        "spikes:describe",
+        "tables:describe_arrays",
         "numpy, without pickled objects",
-        "arrays spike_times and spike_units, position_t and position, epochs",
+        "spike_times and spike_units with position and epochs; pynapple's groups; t and position; "
+        "or voltages that the sessions sheet names",
         "pickled objects, times that are not seconds",
+        "nelpy, RatInABox",
+    ),
+    Format(
+        "placecells",
+        "MATLAB",
+        (".mat",),
+        "tables:describe_arrays",
+        "5 and 7.3",
+        "spikes of CellExplorer and MatClust; or voltages that the sessions sheet names",
+        "objects, tables of MATLAB",
+        "MatClust, Case Studies, FieldTrip",
+    ),
+    Format(
+        "placecells",
+        "phy, Kilosort folder",
+        ("spike_times.npy",),
+        "spikes:describe",
+        "any",
+        "good clusters of the curation, else of Kilosort; rate of params.py",
+        "no rate, no clusters",
         "written in the test",
+    ),
+    Format(
+        "placecells",
+        "Neurosuite folder",
+        (".res.1",),
+        "spikes:describe",
+        ".res, .clu, .xml",
+        "clusters from 2 on, rate of the .xml",
+        "no rate, .res without .clu",
+        "written in the test",
+    ),
+    Format(
+        "placecells",
+        "Trodes tracking",
+        (".videopositiontracking",),
+        "tables:describe_track",
+        "any",
+        "time stamps by the clock rate, first LED",
+        "no header",
+        "Trodes",
     ),
 )
 
@@ -284,6 +326,8 @@ def _describe_folder(path: Path) -> Description:
     """Describe a matrix folder, or the only readable file below a folder."""
     if any(path.glob("*matrix.mtx*")) or is_zarr(path):
         return _reader("expression:describe")(path)
+    if (path / "spike_times.npy").is_file() or any(path.glob("*.res.*")):
+        return _reader("spikes:describe")(path)
     if any(path.glob("*.ncs")):
         return _reader("recordings:describe")(path)
     known = {suffix for form in FORMATS for suffix in form.suffixes}

@@ -171,7 +171,29 @@ def files_of(row: dict[str, Any]) -> list[str]:
     units = read_units(row)
     named = [unit["path"] for unit in units if "path" in unit]
     if named:
-        return files + sorted(named)
+        return files + sorted(_expanded(units))
     source = Path(row["source"])
     inside = sorted(str(path) for path in source.rglob("*") if path.is_file())
     return files + ([str(source)] if source.is_file() else inside)
+
+
+def _expanded(units: list[dict[str, str]]) -> set[str]:
+    """List the files of units: all of a folder, and the sidecars and companions beside a file."""
+    found: set[Path] = set()
+    for unit in units:
+        path = Path(unit["path"])
+        inside = path.rglob("*") if path.is_dir() else [path, *_beside(path)]
+        folder = path if path.is_dir() else path.parent
+        named = [folder / unit[column] for column in ("position", "epochs") if column in unit]
+        found |= {file for file in [*inside, *named] if file.is_file()}
+    return {str(file) for file in found}
+
+
+def _beside(path: Path) -> list[Path]:
+    """List files that belong to a recording: of the same name, or sidecars of BIDS up the tree."""
+    companions = [file for file in path.parent.glob(f"{path.stem}.*")]
+    if "_ieeg" not in path.name:
+        return companions
+    folders = [path.parent, *path.parents[1:4]]
+    sidecars = [file for folder in folders for file in folder.glob("*_*.tsv")]
+    return companions + sidecars + [file for folder in folders for file in folder.glob("*_*.json")]

@@ -101,12 +101,47 @@ def open_signals(path: Path, row: dict[str, str]) -> Signals:
     if not signals.samples or not signals.names:
         found = f"{len(signals.names)} channels and {signals.samples} samples"
         raise Refusal(f"file {path}", found, "voltages", "copy the whole recording")
+    signals.read = _guarded(signals.read, path)
+    # A file that was cut off often opens, and fails only where its last samples should be.
+    signals.read(signals.names[:1], signals.samples - 1, signals.samples)
     return signals
+
+
+def _guarded(read: Callable, path: Path) -> Callable:
+    """Refuse the file when reading samples fails, or gives fewer than asked for."""
+
+    def guarded(names: list[str], start: int, stop: int) -> "np.ndarray":
+        with whole_file(path):
+            block = read(names, start, stop)
+        if block.shape != (len(names), stop - start):
+            found = f"{block.shape[-1]} of {stop - start} samples from sample {start} on"
+            raise Refusal(f"file {path}", found, "a whole recording", "copy it again")
+        return block
+
+    return guarded
+
+
+def _check_edf(path: Path) -> None:
+    """Hold the size of an EDF or BDF file against its header: mne reads what is left of it."""
+    with open(path, "rb") as file:
+        head = file.read(256)
+        count = int(head[252:256])
+        fields = file.read(256 * count)
+    width = 3 if path.suffix.lower() == ".bdf" else 2
+    place = 216 * count
+    each = [int(fields[place + 8 * n : place + 8 * n + 8]) for n in range(count)]
+    records, size = int(head[236:244]), path.stat().st_size
+    expected = int(head[184:192]) + records * sum(each) * width
+    if records >= 0 and size < expected:
+        found = f"it is cut off: {size} of {expected} bytes"
+        raise Refusal(f"file {path}", found, "a whole recording", "copy it again")
 
 
 def _mne(path: Path, row: dict[str, str]) -> Signals:
     import mne
 
+    if path.suffix.lower() in (".edf", ".bdf"):
+        _check_edf(path)
     return _from_mne(mne.io.read_raw(path, preload=False, verbose="ERROR"))
 
 

@@ -1,4 +1,4 @@
-"""Read spikes, position and epochs of a session: NWB, or an npz of declared fields."""
+"""Read spikes, position and epochs of a session, on one clock in seconds."""
 
 import logging
 from dataclasses import dataclass, field
@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from popflow.inputs import sorted_units
 from popflow.inputs.description import Description, whole_file
+from popflow.inputs.tracking import read_tracking
+from popflow.runtime.files import read_tsv
 from popflow.runtime.refusal import Refusal
 
 log = logging.getLogger(__name__)
@@ -15,6 +18,10 @@ log = logging.getLogger(__name__)
 LARGEST_STEP_BACK_S = 1.0
 CLOCK_RATIO = 3.0
 PLAUSIBLE_HZ = (1e-3, 1e3)
+ACCEPTED = (
+    "NWB, .npz, a phy or Neurosuite folder, .mat of CellExplorer or MatClust, or a table of spikes "
+    "(unit, time)"
+)
 
 
 @dataclass
@@ -48,31 +55,86 @@ class Session:
     warnings: list[str] = field(default_factory=list)
 
 
-def read_session(path: str | Path) -> Session:
+def read_session(path: str | Path, row: dict[str, str] | None = None) -> Session:
     """Read a session.
 
     Parameters
     ----------
     path : path
-        ``.nwb``, or ``.npz`` with `spike_times` (seconds), `spike_units`, and optionally
-        `position_t`, `position` and `epoch_start`, `epoch_stop`, `epoch_label`.
+        NWB; ``.npz`` with `spike_times` (seconds), `spike_units`, and optionally `position_t`,
+        `position` and `epoch_start`, `epoch_stop`, `epoch_label`; what `sorted_units` reads (a phy
+        or Neurosuite folder, ``.mat`` of CellExplorer or MatClust, a table of spikes).
+    row : dict, optional
+        Of the sheet: `rate_hz` where spikes are sample numbers; `position` and `epochs`, files
+        beside `path`; `position_rate_hz`, `position_unit`.
 
     Raises
     ------
     Refusal
         For a file that is absent, broken, without units, or whose times cannot be seconds.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise Refusal(f"file {path}", "no such file", "a session (.nwb, .npz)", "mend the path")
-    readers = {".nwb": _read_nwb, ".npz": _read_npz}
-    if path.suffix.lower() not in readers:
-        found = f"an unknown kind of file ({path.suffix or 'no suffix'})"
-        raise Refusal(f"file {path}", found, ".nwb or .npz", "convert it")
+    path, row = Path(path), row or {}
+    if not path.exists():
+        raise Refusal(f"file {path}", "no such file", ACCEPTED, "mend the path")
     with whole_file(path):
-        session = readers[path.suffix.lower()](path)
+        session = _read(path, row)
+    if not session.spikes:
+        raise Refusal(f"file {path}", "no units", "spikes of sorted units", "export the units")
+    _add_tables(session, path, row)
     _check(session, path)
     return session
+
+
+def _read(path: Path, row: dict[str, str]) -> Session:
+    """Choose the reader of a file or folder."""
+    if path.is_dir():
+        if sorted_units.is_phy(path):
+            return _of_units(sorted_units.read_phy(path, row), "phy")
+        if sorted_units.is_neurosuite(path):
+            return _of_units(sorted_units.read_neurosuite(path, row), "Neurosuite")
+        raise Refusal(f"folder {path}", "no spikes that are known", ACCEPTED, "name a file in it")
+    suffix = path.suffix.lower()
+    if suffix == ".nwb":
+        return _read_nwb(path)
+    if suffix == ".npz":
+        return _read_npz(path)
+    if suffix == ".mat":
+        return _of_units(sorted_units.read_mat(path, row), "MATLAB")
+    if suffix in (".csv", ".tsv"):
+        return _of_units(sorted_units.read_spike_table(path, row), "table")
+    found = f"an unknown kind of file ({path.suffix or 'no suffix'})"
+    raise Refusal(f"file {path}", found, ACCEPTED, "convert it")
+
+
+def _of_units(units: sorted_units.Units, kind: str) -> Session:
+    """Make a session of spikes alone."""
+    spikes, notes = units
+    sorted_spikes = {name: np.asarray(times, float) for name, times in spikes.items()}
+    return Session(sorted_spikes, np.empty(0), np.empty((0, 2)), format=kind, warnings=notes)
+
+
+def _add_tables(session: Session, path: Path, row: dict[str, str]) -> None:
+    """Add the track and the epochs that the sheet names; they replace those of the file."""
+    folder = path if path.is_dir() else path.parent
+    if "position" in row:
+        track = read_tracking(folder / row["position"], row)
+        session.position_t, session.position, notes = track
+        session.position_unit = row.get("position_unit", "")
+        session.warnings += notes
+    if "epochs" in row:
+        session.epochs = _epoch_table(folder / row["epochs"])
+
+
+def _epoch_table(path: Path) -> list[tuple[float, float, str]]:
+    """Read a table start, stop (s), label."""
+    rows = read_tsv(path) if path.is_file() else None
+    if rows is None or not {"start", "stop"} <= set(rows.columns):
+        found = "no such file" if rows is None else f"columns {', '.join(rows.columns)}"
+        fix = "mend 'epochs' in the sheet"
+        raise Refusal(f"file {path}", found, "a table start, stop (s), label", fix)
+    labels = rows["label"].astype(str) if "label" in rows else [""] * len(rows)
+    epochs = zip(rows["start"].astype(float), rows["stop"].astype(float), labels, strict=True)
+    return sorted(epochs)
 
 
 def _read_nwb(path: Path) -> Session:
@@ -152,6 +214,8 @@ def _epochs(file: Any) -> list[tuple[float, float, str]]:
 def _read_npz(path: Path) -> Session:
     with np.load(path, allow_pickle=False) as stored:
         held = {name: stored[name] for name in stored.files}
+    if {"t", "index"} <= set(held):
+        return _of_units(sorted_units.read_pynapple(held), "pynapple")
     absent = [name for name in ("spike_times", "spike_units") if name not in held]
     if absent:
         accepted = "arrays spike_times (seconds) and spike_units, of equal length"
@@ -217,9 +281,9 @@ def _check_clock(session: Session, path: Path) -> None:
     raise Refusal(f"file {path}", found, "spike times in seconds", "divide them by their rate")
 
 
-def describe(path: str | Path) -> Description:
+def describe(path: str | Path, row: dict[str, str] | None = None) -> Description:
     """Tell what reading a session gives; see `inputs.registry.describe`."""
-    session = read_session(path)
+    session = read_session(path, row)
     spans = [times for times in session.spikes.values() if len(times)]
     span = max(times[-1] for times in spans) - min(times[0] for times in spans)
     counts = [len(times) for times in session.spikes.values()]
@@ -246,5 +310,6 @@ def describe(path: str | Path) -> Description:
 def check_source(
     row: dict[str, Any], units: list[dict[str, str]], settings: dict[str, Any]
 ) -> None:
-    """Look for mistakes in a session's file without binning it."""
-    read_session(units[0]["path"] if units else row["source"])
+    """Look for mistakes in a session's files without binning them."""
+    unit = units[0] if units else {"path": str(row["source"])}
+    read_session(unit["path"], unit)
