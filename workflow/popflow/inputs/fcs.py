@@ -1,8 +1,8 @@
 """Flow Cytometry Standard files (FCS 2.0 to 3.2): what the instrument wrote, as linear values.
 
-FlowIO reads HEADER and TEXT. The events are decoded here, straight from the file's bytes: of the
-containers that instruments write, FlowIO leaves 24-bit integers, mixed widths and ambiguous data
-offsets to the caller, and it holds several copies of the events.
+The events are decoded here, straight from the file's bytes: of what instruments write, FlowIO leaves
+24-bit integers, mixed widths and ambiguous data offsets to the caller, and it holds several copies
+of the events. HEADER and TEXT: `fcs_text`.
 """
 
 import logging
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from popflow.inputs.description import Description
+from popflow.inputs.fcs_text import HEADER_BYTES, DataSet, read_data_sets
 from popflow.inputs.spillover import read_spillover
 from popflow.runtime.refusal import Refusal, Refusals
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-HEADER_BYTES = 58
 LITTLE, BIG, SWAPPED = ("1,2,3,4", "1,2"), ("4,3,2,1", "2,1"), "3,4,1,2"
 CHUNK_EVENTS = 100_000
 COMPENSATED_NAMES = ("Comp-", "FJComp-", "<")
@@ -121,8 +121,8 @@ def open_fcs(path: str | Path, data_set: int | None = None, matrix: bool = True)
 
     path = Path(path)
     size = _check_magic(path)
-    data, offset, data_sets = _data_set(path, data_set)
-    text = {key.strip().lower(): value.strip() for key, value in data.text.items()}
+    data, data_sets = _data_set(path, data_set)
+    text = dict(data.text)
     notes: list[str] = []
     count = _integer(text, "par", path)
     channels = pd.DataFrame([_channel(text, n, path) for n in range(1, count + 1)])
@@ -131,7 +131,7 @@ def open_fcs(path: str | Path, data_set: int | None = None, matrix: bool = True)
         raise _refuse(path, found, "list mode with integers or floats", "export it as FCS 3.1")
     _rename_copies(channels, notes)
     channels["bytes"] = _widths(channels, path)
-    start, events = _place(data, text, channels, offset, size, notes, path)
+    start, events = _place(data, text, channels, size, notes, path)
     fcs = Fcs(
         path=path,
         version=data.version,
@@ -184,41 +184,15 @@ def _check_magic(path: Path) -> int:
     return size
 
 
-def _data_set(path: Path, wanted: int | None) -> tuple[Any, int, int]:
-    """Parse HEADER and TEXT of the wanted data set; give it, where it begins, and their number."""
-    import flowio
-
-    found: list[tuple[Any, int]] = []
-    offset = 0
-    while True:
-        try:
-            data = flowio.FlowData(
-                path,
-                ignore_offset_error=True,
-                ignore_offset_discrepancy=True,
-                use_header_offsets=True,
-                only_text=True,
-                nextdata_offset=offset,
-            )
-            following = int(data.text.get("nextdata", "0") or 0)
-        except Exception as error:  # FlowIO raises anything, from KeyError to struct.error
-            if found:
-                break
-            reason = " ".join(str(error).split()) or type(error).__name__
-            state = "it is cut off" if "greater than file size" in reason else "unreadable"
-            found = f"{state} at {path.stat().st_size} bytes ({type(error).__name__}: {reason})"
-            fix = "export or copy the file again"
-            raise _refuse(path, found, "a whole FCS file", fix) from error
-        found.append((data, offset))
-        offset += following
-        if following <= 0 or offset + HEADER_BYTES > path.stat().st_size:
-            break
+def _data_set(path: Path, wanted: int | None) -> tuple[DataSet, int]:
+    """Give the wanted data set and their number; default: the last one of the newest version."""
+    found = read_data_sets(path)
     if wanted is not None and not 0 <= wanted < len(found):
         fix = "mend 'data_set' in the samples sheet"
         raise _refuse(path, f"no data set {wanted}", f"0 to {len(found) - 1}", fix)
-    newest = max(data.version for data, _ in found)
-    default = max(i for i, (data, _) in enumerate(found) if data.version == newest)
-    return *found[default if wanted is None else wanted], len(found)
+    newest = max(data.version for data in found)
+    default = max(i for i, data in enumerate(found) if data.version == newest)
+    return found[default if wanted is None else wanted], len(found)
 
 
 def _integer(text: dict[str, str], key: str, path: Path) -> int:
@@ -293,7 +267,7 @@ def _byte_order(text: dict[str, str], path: Path) -> str:
     raise _refuse(path, f"$BYTEORD is {order!r}", accepted, "export the file again")
 
 
-def _place(data, text, channels, offset, size, notes, path) -> tuple[int, int]:
+def _place(data, text, channels, size, notes, path) -> tuple[int, int]:
     """Decide where the events begin and how many there are.
 
     HEADER and TEXT each name a place. A pair is admissible when it shares no byte with HEADER and
@@ -301,13 +275,13 @@ def _place(data, text, channels, offset, size, notes, path) -> tuple[int, int]:
     TEXT's pair follows the TEXT segment directly. A wrong end is mended where the events fit.
     """
     width = int(channels["bytes"].sum())
-    header = (data.header["data_start"], data.header["data_stop"])
+    header, offset = data.data_place, data.offset
     keywords = tuple(int(_number(text.get(key), 0)) for key in ("begindata", "enddata"))
     if "tot" not in text:
         text["tot"] = str((max(header[1] - header[0], keywords[1] - keywords[0]) + 1) // width)
         notes.append(f"$TOT is absent; {text['tot']} events fill the segment")
     expected = _integer(text, "tot", path) * width
-    first, last = data.header["text_start"], data.header["text_stop"]
+    first, last = data.text_place
 
     def free(begin: int) -> bool:
         return begin >= HEADER_BYTES and (begin > last or begin + expected <= first)

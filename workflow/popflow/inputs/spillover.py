@@ -27,7 +27,7 @@ def read_spillover(
     keys = [key for key in ("spillover", "spill", "comp") if text.get(key)]
     if not keys:
         return None
-    fields = [part.strip().strip('"') for part in text[keys[0]].split(",")]
+    fields = _fields(text[keys[0]])
     n = _count(fields[0])
     if n < 1 or len(fields) < 1 + n + n * n:
         notes.append(f"${keys[0].upper()} holds no {n} x {n} matrix and is not used")
@@ -49,6 +49,20 @@ def read_spillover(
                 "mend $SPILLOVER, or set compensate to off",
             )
     return [listed[i] for i in keep], matrix[np.ix_(keep, keep)]
+
+
+def _fields(value: str) -> list[str]:
+    """Split a matrix; a writer with decimal commas cuts every number in two, or uses semicolons."""
+    separator = ";" if ";" in value else ","
+    fields = [part.strip().strip('"') for part in value.split(separator)]
+    n = _count(fields[0])
+    numbers = fields[1 + n :]
+    if separator == ";":
+        numbers = [number.replace(",", ".") for number in numbers]
+    elif n and len(numbers) == 2 * n * n:
+        pairs = zip(numbers[::2], numbers[1::2], strict=True)
+        numbers = [f"{whole}.{decimals}" for whole, decimals in pairs]
+    return fields[: 1 + n] + numbers
 
 
 def _count(text: str) -> int:
