@@ -1,8 +1,8 @@
 """Flow Cytometry Standard files (FCS 2.0 to 3.2): what the instrument wrote, as linear values.
 
-The events are decoded here, straight from the file's bytes: of what instruments write, FlowIO leaves
-24-bit integers, mixed widths and ambiguous data offsets to the caller, and it holds several copies
-of the events. HEADER and TEXT: `fcs_text`.
+The events are decoded here, straight from the file's bytes: of what instruments write, FlowIO
+leaves 24-bit integers, mixed widths and ambiguous data offsets to the caller, and it holds several
+copies of the events. HEADER and TEXT: `fcs_text`.
 """
 
 import logging

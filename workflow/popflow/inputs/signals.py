@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from popflow.inputs.description import whole_file
+from popflow.inputs.matlab import list_mat, load_mat
 from popflow.runtime.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -279,11 +280,8 @@ def _mat(path: Path, row: dict[str, str]) -> Signals:
             name = _field(path, shapes, row)
             values = np.asarray(file[name]).T
     else:
-        import scipy.io
-
-        shapes = {name: shape for name, shape, _ in scipy.io.whosmat(path)}
-        name = _field(path, shapes, row)
-        values = scipy.io.loadmat(path, variable_names=[name])[name]
+        name = _field(path, list_mat(path), row)
+        values = load_mat(path, [name])[name]
     return _array(path, values, row)
 
 

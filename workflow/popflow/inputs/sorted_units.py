@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from popflow.inputs.description import whole_file
+from popflow.inputs.matlab import load_mat, refuse_without
 from popflow.runtime.refusal import Refusal
 
 Units = tuple[dict[str, np.ndarray], list[str]]
@@ -122,15 +123,9 @@ def read_neurosuite(folder: Path, row: dict[str, str]) -> Units:
 
 def read_mat(path: Path, row: dict[str, str]) -> Units:
     """Read spikes.cellinfo.mat of CellExplorer, or spikes.mat of MatClust (day, epoch, tetrode)."""
-    import scipy.io
-
-    with whole_file(path):
-        held = scipy.io.loadmat(path, variable_names=["spikes"])
+    held = load_mat(path, ["spikes"])
     if "spikes" not in held:
-        names = ", ".join(name for name, _, _ in scipy.io.whosmat(path))
-        accepted = "a variable 'spikes' of CellExplorer or MatClust"
-        fix = "save spike_times (s) and spike_units as .npz"
-        raise Refusal(f"file {path}", f"variables {names}", accepted, fix)
+        raise refuse_without(path, "spikes")
     spikes = held["spikes"]
     names = spikes.dtype.names or ()
     if "times" in names:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from popflow.inputs.description import Description, whole_file
+from popflow.inputs.matlab import load_mat
 from popflow.inputs.registry import suffix_of
 from popflow.runtime.refusal import Refusal
 
@@ -97,9 +98,7 @@ def _arrays(path: Path) -> dict[str, Any]:
         with h5py.File(path) as file:
             held = {k: v[()].T if isinstance(v, h5py.Dataset) else None for k, v in file.items()}
     else:
-        import scipy.io
-
-        held = {k: v for k, v in scipy.io.loadmat(path).items() if not k.startswith("__")}
+        held = load_mat(path)
     return {
         name: np.squeeze(v) if v is not None and np.issubdtype(v.dtype, np.number) else None
         for name, v in held.items()

@@ -1,0 +1,96 @@
+"""MATLAB files of version 5, checked before scipy reads them.
+
+scipy trusts the number of cells that a file states, and a changed byte can keep it busy for hours.
+"""
+
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+from popflow.inputs.description import whole_file
+from popflow.runtime.refusal import Refusal
+
+MATRIX, COMPRESSED = 14, 15
+CELL, STRUCT, OBJECT = 1, 2, 3
+LEAST_ELEMENT = 8
+
+
+def load_mat(path: Path, names: list[str] | None = None) -> dict[str, Any]:
+    """Read variables of a MATLAB 5 file, all or those named.
+
+    Raises
+    ------
+    Refusal
+        When the file is broken, or states more elements than it can hold.
+    """
+    import scipy.io
+
+    with whole_file(path):
+        data = path.read_bytes()
+        if len(data) < 128:
+            raise ValueError(f"{len(data)} bytes are no header")
+        _check(data[128:], "<" if data[126:128] == b"IM" else ">")
+        held = scipy.io.loadmat(path, variable_names=names)
+    return {name: value for name, value in held.items() if not name.startswith("__")}
+
+
+def list_mat(path: Path) -> dict[str, tuple[int, ...]]:
+    """Give the shapes of the variables of a MATLAB 5 file."""
+    import scipy.io
+
+    with whole_file(path):
+        return {name: shape for name, shape, _ in scipy.io.whosmat(path)}
+
+
+def _check(data: bytes, order: str) -> None:
+    """Walk through elements; every matrix must have room for the elements that it states."""
+    place = 0
+    while place + 8 <= len(data):
+        kind, size, start, place = _tag(data, place, order)
+        if start + size > len(data):
+            raise ValueError(f"an element of {size} bytes ends behind the file")
+        if kind == COMPRESSED:
+            _check(zlib.decompress(data[start : start + size]), order)
+        elif kind == MATRIX and size:
+            _check_matrix(data[start : start + size], order)
+
+
+def _tag(data: bytes, place: int, order: str) -> tuple[int, int, int, int]:
+    """Read a tag: kind, bytes, where they begin, and where the next element begins."""
+    kind, size = struct.unpack_from(f"{order}II", data, place)
+    if kind >> 16:  # Up to four bytes stand in the tag itself.
+        return kind & 0xFFFF, kind >> 16, place + 4, place + 8
+    padded = size if kind == COMPRESSED else size + -size % 8
+    return kind, size, place + 8, place + 8 + padded
+
+
+def _check_matrix(data: bytes, order: str) -> None:
+    _, _, flags, place = _tag(data, 0, order)
+    kind = struct.unpack_from(f"{order}I", data, flags)[0] & 0xFF
+    _, size, start, place = _tag(data, place, order)
+    count = 1
+    for extent in struct.unpack_from(f"{order}{size // 4}i", data, start):
+        count *= max(extent, 0)
+    if kind not in (CELL, STRUCT, OBJECT):
+        return
+    if count > len(data) // LEAST_ELEMENT:
+        raise ValueError(f"{count} cells are stated in {len(data)} bytes")
+    _, _, _, place = _tag(data, place, order)
+    if kind == OBJECT:
+        _, _, _, place = _tag(data, place, order)
+    if kind != CELL:
+        _, _, length, place = _tag(data, place, order)
+        width = max(struct.unpack_from(f"{order}i", data, length)[0], 1)
+        _, names, _, place = _tag(data, place, order)
+        if count * (names // width) > len(data) // LEAST_ELEMENT:
+            raise ValueError(f"{count} structs are stated in {len(data)} bytes")
+    _check(data[place:], order)
+
+
+def refuse_without(path: Path, name: str) -> Refusal:
+    """Make the refusal of a file that lacks a variable."""
+    names = ", ".join(list_mat(path)) or "none"
+    accepted = f"a variable {name!r} of CellExplorer or MatClust"
+    fix = "save spike_times (s) and spike_units as .npz"
+    return Refusal(f"file {path}", f"variables {names}", accepted, fix)
