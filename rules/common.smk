@@ -27,6 +27,8 @@ def resolved_config():
     files = [Path(file) for file in workflow.configfiles]
     file = files[-1] if files else Path("config/config.yaml")
     try:
+        # Snakemake keeps the last of two equal keys silently; reading it again refuses them.
+        popflow_config.read_yaml(file)
         return popflow_config.resolve_config(dict(config), file.parent, str(file))
     except (Refusal, Refusals) as refusal:
         raise WorkflowError(f"the configuration is refused.\n{refusal}") from None

@@ -201,3 +201,65 @@ def test_yaml_is_read_safely(tmp_path):
     path.write_text("!!python/object/apply:os.system ['true']")
     with pytest.raises(Refusal, match="not YAML"):
         read_yaml(path)
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (b"- a\n- b\n", "it holds a list"),
+        (b"hello\n", "it holds 'hello'"),
+        ("fits: []  # Größe\n".encode("latin-1"), "is no UTF-8"),
+        ("fits: []\n".encode("utf-16"), "is no UTF-8"),
+        (b"prepare: {a: {}}\nprepare: {b: {}}\n", "the key 'prepare' stands there twice"),
+        (b"prepare: {a: {folds: 2, folds: 3}}\n", "the key 'folds' stands there twice"),
+        (b"a: !!python/object:os.system {}\n", "not YAML"),
+    ],
+)
+def test_text_that_is_no_configuration_is_refused(tmp_path, content, message):
+    (tmp_path / "config.yaml").write_bytes(content)
+    with pytest.raises(Refusal, match=message):
+        read_yaml(tmp_path / "config.yaml")
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["- a\n", "presets: [small]\n", "presets: {small: 3}\nvariants: {default: {}}\n",
+     "presets: {small: {}}\nvariants: {default: abc}\n"],
+)  # fmt: skip
+def test_presets_of_the_wrong_shape_are_refused(tmp_path, content):
+    (tmp_path / "urlost.yaml").write_text(content)
+    with pytest.raises(Refusal, match="keys with values"):
+        preset("urlost", folder=tmp_path)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_that_are_not_finite_are_refused(value):
+    with pytest.raises(Refusals, match="'target_sum'.*\n  accepted: a finite number"):
+        resolve("prepare-expression", {"target_sum": value}, "test")
+
+
+SHEET = "dataset\tmodality\tsource\n"
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ((SHEET + "a\texpression\tgrün\n").encode("latin-1"), "no text in UTF-8"),
+        ((SHEET + "a\texpression\tx\n").encode("utf-16"), "no text in UTF-8"),
+        (b"PK\x03\x04\x14\x00\x06\x00\xff\xfe", "no text in UTF-8"),
+        ((SHEET + "a\texpression\tx\tmore\n").encode(), "row 2: 4 cells under 3 columns"),
+        ((SHEET + 'a\texpression\t"x\nb\texpression\ty\n').encode(), "an open quote"),
+        (b"dataset\tdataset\tmodality\tsource\na\tb\tc\td\n", "column dataset stands there twice"),
+        ((SHEET + "\n\n\na\texpression\n").encode(), "row 5"),
+    ],
+)
+def test_sheets_that_are_no_tables_are_refused(tmp_path, content, message):
+    (tmp_path / "datasets.tsv").write_bytes(content)
+    with pytest.raises((Refusal, Refusals), match=message):
+        read_datasets(tmp_path / "datasets.tsv")
+
+
+def test_a_sheet_for_expression_is_refused(tmp_path):
+    row = {"dataset": "a", "modality": "expression", "source": "x", "sheet": "s.tsv"}
+    with pytest.raises(Refusal, match="expression reads no sheet"):
+        read_units(row)

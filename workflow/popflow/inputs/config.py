@@ -41,22 +41,43 @@ class Config:
     stages: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
 
 
-def read_yaml(path: str | Path) -> Any:
-    """Read YAML with the safe loader.
+class _Loader(yaml.SafeLoader):
+    """The safe loader, strict about keys: YAML would keep the last of two silently."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key, _ in node.value:
+            name = self.construct_object(key, deep=True)
+            if isinstance(name, str) and name in seen:
+                line = key.start_mark.line + 1
+                raise yaml.YAMLError(f"line {line}: the key {name!r} stands there twice")
+            seen.add(name if isinstance(name, str) else id(key))
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """Read a YAML file of keys and values with the safe loader.
 
     Raises
     ------
     Refusal
-        When the file is absent or is no YAML.
+        When the file is absent, no text in UTF-8, no YAML, has a key twice, or holds no keys.
     """
     path = Path(path)
     try:
-        return yaml.safe_load(path.read_text()) or {}
-    except FileNotFoundError:
+        found = yaml.load(path.read_text(encoding="utf-8-sig"), _Loader)  # noqa: S506
+    except (FileNotFoundError, IsADirectoryError):
         raise Refusal(f"file {path}", "no such file", "a YAML file", "mend the path") from None
+    except UnicodeDecodeError as error:
+        found, fix = f"byte {error.start} is no UTF-8", "save it as UTF-8"
+        raise Refusal(f"file {path}", found, "text in UTF-8", fix) from None
     except yaml.YAMLError as error:
         reason = " ".join(str(error).split())
         raise Refusal(f"file {path}", f"not YAML: {reason}", "a YAML file", "mend it") from None
+    if found is not None and not isinstance(found, dict):
+        kind = {list: "a list"}.get(type(found), repr(found)[:40])
+        raise Refusal(f"file {path}", f"it holds {kind}", "keys with values", "write key: value")
+    return found or {}
 
 
 def preset(
@@ -81,14 +102,25 @@ def preset(
     path = Path(folder or PRESETS) / f"{model}.yaml"
     book = read_yaml(path)
     for kind, wanted in (("presets", name), ("variants", variant)):
-        known = book.get(kind) or {}
+        known = _mapping(book.get(kind), f"file {path}, key '{kind}'")
         if wanted not in known:
             where, names = f"file {path}, key '{kind}'", ", ".join(sorted(known))
             raise Refusal(
                 where, f"no {wanted!r}", f"one of {names}", "add it there or mend the name"
             )
-    given = _merged(book["presets"][name] or {}, book["variants"][variant] or {})
+    base, over = (
+        _mapping(book[kind][wanted], f"file {path}, key '{kind}.{wanted}'")
+        for kind, wanted in (("presets", name), ("variants", variant))
+    )
+    given = _merged(base, over)
     return resolve(f"preset-{model}", given, f"file {path}, preset {name}, variant {variant}")
+
+
+def _mapping(value: Any, where: str) -> dict[str, Any]:
+    """Give settings by key; nothing counts as none."""
+    if value is not None and not isinstance(value, dict):
+        raise Refusal(where, f"found {value!r}", "keys with values", "write key: value below it")
+    return value or {}
 
 
 def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -122,6 +154,8 @@ def resolve_config(
     """
     rules, folder = schema("config"), Path(folder)
     found = mistakes(rules, given, where)
+    if not isinstance(given, dict):
+        raise Refusals(found)
     settings = defaults(rules, given)
     datasets = _collect(found, sheets.read_datasets, folder / str(settings["datasets"])) or {}
     if found:

@@ -25,10 +25,10 @@ def locate(source: str) -> Path:
     name, _, inside = source.removeprefix(PREFIX).partition("/")
     try:
         distribution = metadata.distribution(name)
-    except metadata.PackageNotFoundError:
+    except (metadata.PackageNotFoundError, ValueError):
         raise Refusal(
             f"source {source}",
-            f"the package {name} is not installed",
+            f"the package {name or 'without a name'} is not installed",
             "an installed package that carries example data",
             "pip install --no-deps -r requirements/example-data.txt",
         ) from None

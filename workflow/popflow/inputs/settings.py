@@ -1,6 +1,7 @@
 """Settings against their schema: every default is there, every mistake is told."""
 
 import difflib
+import math
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
@@ -54,8 +55,23 @@ def mistakes(rules: dict[str, Any], given: Any, where: str) -> list[Refusal]:
     """
     from jsonschema import Draft202012Validator
 
-    errors = sorted(Draft202012Validator(rules).iter_errors(given), key=lambda e: list(e.path))
-    return [_refusal(error, where) for error in errors]
+    errors = list(Draft202012Validator(rules).iter_errors(given))
+    errors.sort(key=lambda error: [str(part) for part in error.path])
+    return [_refusal(error, where) for error in errors] + _endless(given, where)
+
+
+def _endless(given: Any, where: str, place: str = "") -> list[Refusal]:
+    """List numbers that are NaN or infinite, which pass every bound of a schema."""
+    if isinstance(given, float) and not math.isfinite(given):
+        where = f"{where}, key '{place}'" if place else where
+        return [Refusal(where, f"found {given}", "a finite number", "change the value")]
+    if not isinstance(given, dict | list):
+        return []
+    items = given.items() if isinstance(given, dict) else enumerate(given)
+    found = []
+    for key, value in items:
+        found += _endless(value, where, f"{place}.{key}" if place else str(key))
+    return found
 
 
 def _refusal(error: Any, where: str) -> Refusal:

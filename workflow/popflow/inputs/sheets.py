@@ -41,11 +41,7 @@ def read_sheet(path: str | Path, name: str, unique: str | None = None) -> list[d
     if not path.is_file():
         fix = "write it (popflow init makes one from a folder of files) or mend the path"
         raise Refusal(f"sheet {path}", "no such file", "a tab-separated table", fix)
-    with open(path, newline="", encoding="utf-8-sig") as handle:
-        reader = csv.DictReader(handle, delimiter="," if path.suffix == ".csv" else "\t")
-        columns = [column.strip() for column in reader.fieldnames or []]
-        reader.fieldnames = columns
-        rows = [{k: (v or "").strip() for k, v in row.items() if k is not None} for row in reader]
+    columns, numbered = _rows(path)
     absent = [column for column in rules.get("required", []) if column not in columns]
     if absent:
         raise Refusal(
@@ -54,25 +50,63 @@ def read_sheet(path: str | Path, name: str, unique: str | None = None) -> list[d
             f"the columns {', '.join(rules['required'])}, tab-separated",
             f"add {', '.join(absent)} to the header line",
         )
-    rows = [{k: v for k, v in row.items() if v} for row in rows if any(row.values())]
     found = [
         mistake
-        for number, row in enumerate(rows, start=2)
+        for number, row in numbered
         for mistake in mistakes(rules, row, f"sheet {path}, row {number}")
     ]
-    found += _repeated(rows, unique, path) if unique else []
-    if not rows:
+    found += _repeated(numbered, unique, path) if unique else []
+    if not numbered:
         found.append(Refusal(f"sheet {path}", "no rows", "one row or more", "add a row"))
     if found:
         raise Refusals(found)
-    return rows
+    return [row for _, row in numbered]
 
 
-def _repeated(rows: list[dict[str, str]], column: str, path: Path) -> list[Refusal]:
+def _rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
+    """Read the header and (line, cells) of every row that is not blank."""
+    separator = "," if path.suffix == ".csv" else "\t"
+    numbered = []
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as handle:
+            reader = csv.reader(handle, delimiter=separator)
+            columns = [column.strip() for column in next(reader, [])]
+            for cells in reader:
+                cells = [cell.strip() for cell in cells]
+                if any(cells):
+                    numbered.append((reader.line_num, cells))
+    except (UnicodeDecodeError, csv.Error) as error:
+        found = f"no text in UTF-8 ({type(error).__name__})"
+        fix = "save it as tab-separated text or CSV in UTF-8, not as a workbook or Unicode text"
+        raise Refusal(f"sheet {path}", found, "a tab-separated table", fix) from None
+    repeated = sorted({column for column in columns if column and columns.count(column) > 1})
+    if repeated:
+        found = f"the column {', '.join(repeated)} stands there twice"
+        raise Refusal(f"sheet {path}", found, "every column once", "rename or remove one")
+    mistaken = [_misplaced(line, cells, columns, path) for line, cells in numbered]
+    if any(mistaken):
+        raise Refusals([mistake for mistake in mistaken if mistake])
+    pairs = [(line, dict(zip(columns, cells, strict=False))) for line, cells in numbered]
+    return columns, [(n, {k: v for k, v in row.items() if k and v}) for n, row in pairs]
+
+
+def _misplaced(line: int, cells: list[str], columns: list[str], path: Path) -> Refusal | None:
+    """Refuse cells without a column, and cells of several lines (an open quote)."""
+    where = f"sheet {path}, row {line}"
+    if any(cells[len(columns) :]):
+        found = f"{len(cells)} cells under {len(columns)} columns"
+        return Refusal(where, found, "a column above every cell", "mend the row or the header")
+    if any("\n" in cell for cell in cells):
+        found = "a cell of several lines, as an open quote makes it"
+        return Refusal(where, found, "one line per row", "close or remove the quote")
+    return None
+
+
+def _repeated(numbered: list[tuple[int, dict[str, str]]], column: str, path: Path) -> list[Refusal]:
     """List the rows whose id stands in an earlier row."""
     first: dict[str, int] = {}
     found = []
-    for number, row in enumerate(rows, start=2):
+    for number, row in numbered:
         value = row.get(column, "")
         if value in first:
             where = f"sheet {path}, row {number}, column '{column}'"
@@ -150,6 +184,9 @@ def read_units(row: dict[str, Any]) -> list[dict[str, str]]:
                 f"popflow init {row['source']} --modality {modality}, then name it under 'sheet'",
             )
         return []
+    if modality == "expression":
+        where, fix = f"dataset {row['dataset']}, column 'sheet'", "leave the cell empty"
+        raise Refusal(where, "expression reads no sheet", "labels in obs of the file", fix)
     units = read_sheet(row["sheet"], f"sheet-{modality}", unique=UNIT_COLUMNS.get(modality))
     found = []
     for number, unit in enumerate(units, start=2):
