@@ -25,6 +25,7 @@ PAGES = {
         "evaluate-cytometry",
     ],
     "docs/expression.md": [
+        "sheet-expression",
         "prepare-expression",
         "preset-urlost",
         "simulate-expression",

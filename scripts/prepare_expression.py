@@ -1,6 +1,7 @@
 """Prepare an expression matrix: log values, splits, statistics of training rows."""
 
-from popflow.inputs.expression import read_expression
+from popflow.inputs import sheets
+from popflow.inputs.expression import add_labels, read_expression
 from popflow.prepare.expression import prepare_expression
 from popflow.runtime.files import write_h5ad, write_tsv
 from popflow.runtime.job import job
@@ -13,6 +14,8 @@ with job(snakemake) as log:
     adata = read_expression(
         path, settings["orientation"], settings["genome"], settings["duplicates"]
     )
+    if "sheet" in source and not source["source"].startswith("results/"):
+        add_labels(adata, sheets.read_units(source), source["sheet"])
     prepared, report = prepare_expression(adata, settings)
     log.info("%d samples, %d genes", *prepared.shape)
     write_h5ad(prepared, snakemake.output.h5ad)

@@ -257,9 +257,3 @@ def test_sheets_that_are_no_tables_are_refused(tmp_path, content, message):
     (tmp_path / "datasets.tsv").write_bytes(content)
     with pytest.raises((Refusal, Refusals), match=message):
         read_datasets(tmp_path / "datasets.tsv")
-
-
-def test_a_sheet_for_expression_is_refused(tmp_path):
-    row = {"dataset": "a", "modality": "expression", "source": "x", "sheet": "s.tsv"}
-    with pytest.raises(Refusal, match="expression reads no sheet"):
-        read_units(row)

@@ -7,8 +7,9 @@ import pytest
 import scipy.sparse as sp
 
 from popflow.evaluate.expression import evaluate_expression
-from popflow.inputs.expression import check_source, describe, read_expression
+from popflow.inputs.expression import add_labels, check_source, describe, read_expression
 from popflow.inputs.settings import resolve
+from popflow.inputs.sheets import read_units
 from popflow.models.urlost.embedding import fit_split
 from popflow.prepare.expression import kept_genes, model_input, prepare_expression, value_state
 from popflow.runtime.refusal import Refusal
@@ -210,3 +211,62 @@ def test_evaluation_holds_every_method_on_the_same_rows(counts):
     assert score["raw"] > 0.8 and score["shuffled labels"] < 0.7
     truth = predictions.groupby(["method", "variant", "seed"])["sample"].apply(tuple)
     assert truth.groupby("seed").nunique().eq(1).all()
+
+
+def plain_table(folder, rows=40):
+    x = np.random.default_rng(0).poisson(3.0, (rows, 8))
+    frame = pd.DataFrame(x, [f"GSM{i}" for i in range(rows)], [f"ENSG{i:011d}" for i in range(8)])
+    frame.to_csv(folder / "table.csv")
+    lines = [f"GSM{i}\t{'ab'[i % 2]}\tp{i // 4}" for i in range(rows)]
+    (folder / "labels.tsv").write_text("sample\tlabel\tpatient\n" + "\n".join(lines) + "\n")
+    return {"dataset": "d", "source": folder / "table.csv", "sheet": folder / "labels.tsv"}
+
+
+def test_a_table_gets_its_labels_from_the_samples_sheet(tmp_path):
+    row = plain_table(tmp_path) | {"modality": "expression"}
+    units = read_units(row)
+    check_source(row, units, SETTINGS | {"group": "patient"})
+    adata = read_expression(row["source"])
+    add_labels(adata, units, "labels.tsv")
+    changed = SETTINGS | {"group": "patient", "min_detected": 0}
+    prepared, _ = prepare_expression(adata, changed)
+    assert set(prepared.obs["label"]) == {"a", "b"} and prepared.obs["group"].nunique() == 10
+    with pytest.raises(Refusal, match="no column 'label'(.|\n)*samples sheet"):
+        check_source(row, [], SETTINGS)
+    with pytest.raises(Refusal, match="none of its samples"):
+        add_labels(adata, [{"sample": "other", "label": "a"}], "labels.tsv")
+
+
+def test_groups_without_a_value_and_too_few_groups_are_refused(tmp_path):
+    row = plain_table(tmp_path) | {"modality": "expression"}
+    units = read_units(row)
+    with pytest.raises(Refusal, match="10 groups for 11 folds"):
+        check_source(row, units, SETTINGS | {"group": "patient", "folds": 11})
+    del units[3]["patient"]
+    adata = read_expression(row["source"])
+    add_labels(adata, units, "labels.tsv")
+    with pytest.raises(Refusal, match="1 samples without a value under 'patient'"):
+        prepare_expression(adata, SETTINGS | {"group": "patient"})
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda x: np.zeros_like(x), "no sample with any expression"),
+        (lambda x: np.ones_like(x), "no gene that varies"),
+        (lambda x: np.where(np.arange(len(x))[:, None] == 4, np.nan, x), "row 5, gene"),
+    ],
+)
+def test_matrices_without_use_are_refused_by_name(counts, change, message):
+    adata = read_expression(counts)
+    adata.X = change(adata.X.toarray() if hasattr(adata.X, "toarray") else adata.X)
+    adata.layers.clear()
+    with pytest.raises(Refusal, match=message) as refusal:
+        prepare_expression(adata, SETTINGS)
+    assert "counts.h5ad" in refusal.value.where
+
+
+def test_a_matrix_without_samples_is_refused(tmp_path):
+    anndata.AnnData(np.ones((0, 3), np.float32)).write_h5ad(tmp_path / "e.h5ad")
+    with pytest.raises(Refusal, match="0 samples and 3 genes"):
+        describe(tmp_path / "e.h5ad")

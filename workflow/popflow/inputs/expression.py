@@ -60,8 +60,45 @@ def read_expression(
         raise Refusal(f"file {path}", "no such file", "an expression matrix", "mend the path")
     with whole_file(path):
         adata = _read(path, orientation, genome)
+        if 0 in adata.shape:
+            found = f"{adata.n_obs} samples and {adata.n_vars} genes"
+            raise Refusal(f"file {path}", found, "one of each or more", "export the whole matrix")
         _strip_versions(adata)
-        return _check(adata, path, duplicates)
+        adata = _check(adata, path, duplicates)
+    adata.uns["source"] = str(path)
+    return adata
+
+
+def add_labels(adata: "anndata.AnnData", units: list[dict[str, str]], sheet: str) -> None:
+    """Join the samples sheet to `obs` by id, in place; it wins over columns of the same name.
+
+    Parameters
+    ----------
+    adata : AnnData
+    units : list of dict
+        Rows of the sheet; may be empty.
+    sheet : str
+        Its path, for messages.
+
+    Raises
+    ------
+    Refusal
+        When no sample of the matrix stands in the sheet.
+    """
+    import pandas as pd
+
+    if not units:
+        return
+    table = pd.DataFrame(units).set_index("sample")
+    known = adata.obs_names.isin(table.index)
+    if not known.any():
+        found = f"none of its samples (e.g. {table.index[0]!r}) stands in the matrix"
+        accepted = f"ids as in the matrix (e.g. {adata.obs_names[0]!r})"
+        raise Refusal(f"sheet {sheet}, column 'sample'", found, accepted, "mend the ids")
+    if not known.all():
+        _note(adata, f"{int((~known).sum())} samples do not stand in the sheet")
+    for column in table:
+        adata.obs[column] = table[column].reindex(adata.obs_names).to_numpy(dtype=object)
 
 
 def _read(path: Path, orientation: str, genome: str | None) -> "anndata.AnnData":
@@ -231,42 +268,55 @@ def _version(path: Path) -> str | None:
 def check_source(
     row: dict[str, Any], units: list[dict[str, str]], settings: dict[str, Any]
 ) -> None:
-    """Look for mistakes in a dataset without loading its matrix.
+    """Look for mistakes in a dataset; of an h5ad file the matrix is not loaded.
 
     Parameters
     ----------
     row : dict
         The dataset's row of the datasets sheet.
     units : list of dict
-        Not used: expression has no units below the dataset.
+        The rows of its samples sheet, if it has one.
     settings : dict
         The dataset's block of `prepare`.
 
     Raises
     ------
     Refusal
-        For a file that is absent, no HDF5, without X, or whose label column is absent or holds
-        one class.
+        For a file that cannot be read, whose label or group column is absent or holds one value,
+        or with fewer groups than folds.
     """
     path = Path(row["source"])
-    if suffix_of(path) != ".h5ad":
-        if not path.exists():
-            raise Refusal(f"file {path}", "no such file", "an expression matrix", "mend the path")
-        return
-    with whole_file(path):
-        obs = _obs_of(path)
+    if suffix_of(path) == ".h5ad" and not units:
+        with whole_file(path):
+            obs = _obs_of(path)
+    else:
+        keys = ("orientation", "genome", "duplicates")
+        adata = read_expression(path, *(settings[key] for key in keys))
+        add_labels(adata, units, str(row.get("sheet", "")))
+        obs = adata.obs
     for key in ("label", "group"):
-        column = settings[key]
-        if column is None:
-            continue
-        where = f"file {path}, obs"
-        if column not in obs:
-            fix = f"set prepare.{row['dataset']}.{key} to one of them"
-            known = ", ".join(obs.columns)
-            raise Refusal(where, f"no column {column!r}", f"one of {known}", fix)
-        if obs[column].nunique() < 2:
-            fix = f"name another column under prepare.{row['dataset']}.{key}"
-            raise Refusal(where, f"column {column!r} holds one class", "two or more", fix)
+        if settings[key] is not None:
+            _check_column(obs, settings[key], key, row, path)
+    groups = len(obs) if settings["group"] is None else obs[settings["group"]].nunique()
+    if groups < settings["folds"]:
+        found, fix = f"{groups} groups for {settings['folds']} folds", "lower 'folds'"
+        where = f"file {path}, key 'prepare.{row['dataset']}.folds'"
+        raise Refusal(where, found, f"at most {groups} folds", fix)
+
+
+def _check_column(
+    obs: "pd.DataFrame", column: str, key: str, row: dict[str, Any], path: Path
+) -> None:
+    """Refuse a column of labels or groups that is absent or holds one value."""
+    where = f"file {path}, obs"
+    if column not in obs:
+        known = ", ".join(map(str, obs.columns)) or "none: it holds no labels"
+        fix = f"set prepare.{row['dataset']}.{key}, or name a samples sheet (sample, {column})"
+        raise Refusal(where, f"no column {column!r}", f"one of {known}", fix)
+    values = obs[column].dropna().astype(str).str.strip()
+    if values[values != ""].nunique() < 2:
+        fix = f"name another column under prepare.{row['dataset']}.{key}"
+        raise Refusal(where, f"column {column!r} holds one class", "two or more", fix)
 
 
 def _obs_of(path: Path) -> "pd.DataFrame":

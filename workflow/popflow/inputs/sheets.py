@@ -13,6 +13,7 @@ from popflow.runtime.refusal import Refusal, Refusals
 
 SIMULATED = "simulated"
 UNIT_COLUMNS = {"cytometry": "sample", "intracranial": "session"}
+IDS = UNIT_COLUMNS | {"expression": "sample"}
 
 
 def read_sheet(path: str | Path, name: str, unique: str | None = None) -> list[dict[str, str]]:
@@ -184,10 +185,7 @@ def read_units(row: dict[str, Any]) -> list[dict[str, str]]:
                 f"popflow init {row['source']} --modality {modality}, then name it under 'sheet'",
             )
         return []
-    if modality == "expression":
-        where, fix = f"dataset {row['dataset']}, column 'sheet'", "leave the cell empty"
-        raise Refusal(where, "expression reads no sheet", "labels in obs of the file", fix)
-    units = read_sheet(row["sheet"], f"sheet-{modality}", unique=UNIT_COLUMNS.get(modality))
+    units = read_sheet(row["sheet"], f"sheet-{modality}", unique=IDS.get(modality))
     found = []
     for number, unit in enumerate(units, start=2):
         if "path" in unit:

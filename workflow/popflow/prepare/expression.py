@@ -56,26 +56,29 @@ def choose_values(adata: "anndata.AnnData", wanted: str) -> tuple[Any, list[str]
         When the values contradict the setting `value_state`, or are scaled already: statistics
         of all rows are in them, so no split of them is clean.
     """
-    where = "values"
     if "counts" in adata.layers:
-        values, genes, where = adata.layers["counts"], adata.var_names, "layers['counts']"
+        values, genes, part = adata.layers["counts"], adata.var_names, "layers['counts']"
     elif adata.raw is not None:
-        values, genes, where = adata.raw.X, adata.raw.var_names, "raw.X"
+        values, genes, part = adata.raw.X, adata.raw.var_names, "raw.X"
     else:
-        values, genes, where = adata.X, adata.var_names, "X"
+        values, genes, part = adata.X, adata.var_names, "X"
+    where = _place(adata, part)
     matrix = values if hasattr(values, "indptr") else np.asarray(values)
     data = matrix.data if hasattr(matrix, "indptr") else matrix
     if not np.isfinite(data).all():
         bad = int((~np.isfinite(data)).sum())
-        fix = "impute or drop them before"
-        raise Refusal(where, f"{bad} values are NaN or infinite", "finite values", fix)
+        found, fix = (
+            f"{bad} values are NaN or infinite{_first_bad(matrix, genes)}",
+            "impute or drop",
+        )
+        raise Refusal(where, found, "finite values", fix)
     state, evidence = value_state(matrix)
     if wanted not in ("auto", state):
         fix = f"set prepare.<dataset>.value_state to {state} or auto"
         raise Refusal(where, f"{evidence}: {state}, not {wanted}", f"{wanted} values", fix)
-    if where == "X" and "log1p" in adata.uns and state == "counts" and wanted == "auto":
+    if part == "X" and "log1p" in adata.uns and state == "counts" and wanted == "auto":
         raise Refusal(
-            "uns['log1p']",
+            _place(adata, "uns['log1p']"),
             f"it says that X holds logarithms, but X holds {evidence}",
             "values that are what the file says",
             "write the file again, or set prepare.<dataset>.value_state: counts",
@@ -87,7 +90,26 @@ def choose_values(adata: "anndata.AnnData", wanted: str) -> tuple[Any, list[str]
             "counts or log values, so that scaling can use training samples only",
             "keep the counts in layers['counts'] or raw, or set value_state: scaled to go on",
         )
-    return matrix, list(genes.astype(str)), state, f"{where}: {evidence}"
+    return matrix, list(genes.astype(str)), state, f"{part}: {evidence}"
+
+
+def _place(adata: "anndata.AnnData", part: str) -> str:
+    """Name the file, where the reader told it, and a part of it."""
+    source = adata.uns.get("source")
+    return f"file {source}, {part}" if source else part
+
+
+def _first_bad(matrix: Any, genes: Any) -> str:
+    """Name the sample's row and the gene of the first value that is not finite."""
+    import scipy.sparse
+
+    if scipy.sparse.issparse(matrix):
+        coo = matrix.tocoo()
+        first = int(np.argmin(np.isfinite(coo.data)))
+        row, column = coo.row[first], coo.col[first]
+    else:
+        row, column = np.argwhere(~np.isfinite(matrix))[0]
+    return f" (first: row {row + 1}, gene {genes[column]})"
 
 
 def prepare_expression(
@@ -119,6 +141,9 @@ def prepare_expression(
     totals = np.asarray(values.sum(1)).ravel()
     empty = (totals == 0) if state != "scaled" else np.zeros(len(totals), bool)
     unlabelled = labels == ""
+    if empty.all():
+        found, fix = "no sample with any expression", "look at the export"
+        raise Refusal(_place(adata, "X"), found, "values above zero", fix)
     rows.append(("samples", "dropped", int(empty.sum()), "no expression at all"))
     rows.append(("samples", "kept without label", int(unlabelled[~empty].sum()), "not in probes"))
     values, labels = values[~empty], labels[~empty]
@@ -134,6 +159,10 @@ def prepare_expression(
         mean, sd, kept = _statistics(values, lognorm, train, state, settings)
         var[f"mean_{split}"], var[f"sd_{split}"], var[f"kept_{split}"] = mean, sd, kept
         kept_any |= kept
+    if not kept_any.any():
+        found = "no gene that varies and is detected often enough"
+        fix = "lower min_detected, or look at the export"
+        raise Refusal(_place(adata, "X"), found, "one gene or more", fix)
     rows.append(("genes", "dropped", int((~kept_any).sum()), "rare, constant or not variable"))
     rows += [("samples", "kept", len(obs), ""), ("genes", "kept", int(kept_any.sum()), "any split")]
     rows += _class_rows(labels, settings["min_class"])
@@ -182,15 +211,16 @@ def _labels(adata: "anndata.AnnData", column: str) -> np.ndarray:
     """Give labels as text, missing ones empty."""
     if column not in adata.obs:
         known = ", ".join(adata.obs.columns) or "none"
-        fix = "set prepare.<dataset>.label to one of them"
-        raise Refusal("obs", f"no column {column!r}", f"a column of obs ({known})", fix)
+        fix = f"set prepare.<dataset>.label, or name a samples sheet (sample, {column})"
+        where = _place(adata, "obs")
+        raise Refusal(where, f"no column {column!r}", f"a column of obs ({known})", fix)
     series = adata.obs[column].astype(object)
     labels = series.where(series.notna(), "").astype(str).str.strip().to_numpy()
     classes = sorted(set(labels) - {""})
     if len(classes) < 2:
         found = f"column {column!r} holds one class ({classes[0] if classes else 'all empty'})"
         fix = "name another column under prepare.<dataset>.label"
-        raise Refusal("obs", found, "two classes or more", fix)
+        raise Refusal(_place(adata, "obs"), found, "two classes or more", fix)
     return labels
 
 
@@ -200,7 +230,13 @@ def _groups(adata: "anndata.AnnData", column: str | None) -> np.ndarray:
     if column not in adata.obs:
         known = ", ".join(adata.obs.columns)
         fix = "set prepare.<dataset>.group to one of them, or leave it out"
-        raise Refusal("obs", f"no column {column!r}", f"a column of obs ({known})", fix)
+        where = _place(adata, "obs")
+        raise Refusal(where, f"no column {column!r}", f"a column of obs ({known})", fix)
+    missing = adata.obs[column].isna() | (adata.obs[column].astype(str).str.strip() == "")
+    if missing.any():
+        found = f"{int(missing.sum())} samples without a value under {column!r}"
+        fix = "fill them in (the id of the sample where it stands alone)"
+        raise Refusal(_place(adata, "obs"), found, "a group for every sample", fix)
     return adata.obs[column].astype(str).to_numpy()
 
 
