@@ -5,7 +5,7 @@ import pytest
 
 from popflow.evaluate.placecells import associate, evaluate_placecells, mean_rates, rate_maps
 from popflow.inputs.settings import resolve
-from popflow.inputs.spikes import Session, describe, read_session
+from popflow.inputs.spikes import Session, check_source, describe, read_session
 from popflow.models.infinite_gpfa.session import fit_session
 from popflow.prepare.placecells import (
     bin_count,
@@ -233,3 +233,61 @@ def test_masks_that_follow_the_phase_are_found_and_others_are_not():
     table = associate({"label": labels, "bin_s": 0.2}, Fitted, options, 0)
     assert table["auc"][0] == 1.0 and table["p_best"][0] < 0.01 and table["fdr"][0] < 0.05
     assert table["auc"][1] < 0.6 and table["p"][1] > 0.05
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"position_t": np.arange(10.0)}, "position of shape \\(100, 2\\) at 10 times"),
+        ({"position": np.ones((100, 5))}, "position of shape"),
+        ({"position_t": np.full(100, np.nan)}, "NaN or infinite"),
+        ({"position_t": np.arange(100.0) * 1000}, "the track ends at 99000"),
+        ({"epoch_start": [0.0], "epoch_stop": [np.nan]}, "lasts from 0 to nan"),
+        ({"epoch_start": [0.0, 5.0], "epoch_stop": [4.0]}, "2 epoch_start, 1 epoch_stop"),
+        ({"spike_units": np.zeros(7, int)}, "spike_units of \\(7,\\)"),
+    ],
+)
+def test_arrays_that_do_not_fit_each_other_are_refused(tmp_path, changes, message):
+    held = {
+        "spike_times": np.linspace(0, 99, 200),
+        "spike_units": np.zeros(200, int),
+        "position_t": np.arange(100.0),
+        "position": np.random.default_rng(0).random((100, 2)),
+    }
+    with pytest.raises(Refusal, match=message):
+        read_session(save(tmp_path / "a.npz", **(held | changes)))
+
+
+def test_columns_of_spikes_and_rows_of_positions_are_turned(tmp_path):
+    path = save(
+        tmp_path / "a.npz",
+        spike_times=np.linspace(0, 99, 200)[:, None],
+        spike_units=np.array(["CA1-é"] * 200),
+        position_t=np.arange(100.0),
+        position=np.random.default_rng(0).random((2, 100)),
+    )
+    session = read_session(path)
+    assert session.position.shape == (100, 2) and list(session.spikes) == ["CA1-é"]
+    options = resolve("prepare-placecells", {"max_speed": 5.0}, "test")
+    write_session(prepare_placecells(session, options)[0], tmp_path / "s.h5")
+    assert read_prepared(tmp_path / "s.h5")["unit"].tolist() == ["CA1-é"]
+
+
+def test_a_track_in_another_unit_is_refused_not_lost():
+    t = np.arange(0, 60, 0.02)
+    path = np.column_stack([50 + 40 * np.sin(t), 50 + 40 * np.cos(t)])
+    with pytest.raises(Refusal, match="max_speed"):
+        clean_position(t, path, t[:100], 0.5, 1.5)
+    place, _, lost = clean_position(t, path, t[:100], 0.5, 150.0)
+    assert lost["jump"] == 0 and np.isfinite(place).all()
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [({"epochs": ["rest"]}, "none is called rest"), ({"bin_s": 500.0}, "a bin 500 s")],
+)
+def test_check_looks_at_the_epochs(simulated, changes, message):
+    path = simulated[0] if isinstance(simulated, tuple) else simulated
+    options = resolve("prepare-placecells", changes, "test")
+    with pytest.raises(Refusal, match=message):
+        check_source({"dataset": "d", "source": path}, [], options)

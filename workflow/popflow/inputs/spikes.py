@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 
 LARGEST_STEP_BACK_S = 1.0
 CLOCK_RATIO = 3.0
+LONGEST_TRACK = 50.0
 PLAUSIBLE_HZ = (1e-3, 1e3)
 ACCEPTED = (
     "NWB, .npz, a phy or Neurosuite folder, .mat of CellExplorer or MatClust, or a table of spikes "
@@ -221,15 +222,24 @@ def _read_npz(path: Path) -> Session:
         accepted = "arrays spike_times (seconds) and spike_units, of equal length"
         found = f"no array {', '.join(absent)} (arrays: {', '.join(sorted(held)) or 'none'})"
         raise Refusal(f"file {path}", found, accepted, "save them under these names")
-    times, units = held["spike_times"].astype(float), held["spike_units"]
-    if not len(times):
+    times, units = (np.squeeze(held[name]) for name in ("spike_times", "spike_units"))
+    times = np.atleast_1d(times).astype(float)
+    if not times.size:
         raise Refusal(f"file {path}", "no units", "spike times", "give a file with spikes")
+    if times.shape != np.atleast_1d(units).shape:
+        found = f"spike_times of shape {times.shape}, spike_units of {np.shape(units)}"
+        raise Refusal(f"file {path}", found, "one unit per spike", "save them again")
     spikes = {str(name): times[units == name] for name in np.unique(units)}
     xy = held.get("position", np.empty((0, 2))).astype(float)
     xy = xy[:, None] if xy.ndim == 1 else xy
+    xy = xy.T if xy.ndim == 2 and xy.shape[0] <= 3 < xy.shape[1] else xy
     epochs = []
     if "epoch_start" in held:
         labels = held.get("epoch_label", np.array([""] * len(held["epoch_start"])))
+        sizes = [np.size(held.get(name, [])) for name in ("epoch_start", "epoch_stop")]
+        if len({*sizes, np.size(labels)}) > 1:
+            found = f"{sizes[0]} epoch_start, {sizes[1]} epoch_stop, {np.size(labels)} epoch_label"
+            raise Refusal(f"file {path}", found, "as many of each", "save them again")
         epochs = sorted(
             (float(a), float(b), str(c))
             for a, b, c in zip(held["epoch_start"], held["epoch_stop"], labels, strict=True)
@@ -238,8 +248,25 @@ def _read_npz(path: Path) -> Session:
     return Session(spikes, t, xy, str(held.get("position_unit", "")), epochs, None, "npz", "")
 
 
+def _check_shapes(session: Session, path: Path) -> None:
+    """Refuse a track that does not fit its clock, and epochs that end before they begin."""
+    t, xy = session.position_t, session.position
+    if xy.size and (xy.ndim != 2 or t.shape != (len(xy),) or xy.shape[1] > 2):
+        found = f"position of shape {xy.shape} at {t.size} times"
+        accepted = "one time per row of x or x, y"
+        raise Refusal(f"file {path}", found, accepted, "save position_t and position again")
+    if t.size and not np.isfinite(t).all():
+        found = f"{int((~np.isfinite(t)).sum())} times of the track are NaN or infinite"
+        raise Refusal(f"file {path}", found, "finite seconds", "drop these frames")
+    for start, stop, label in session.epochs:
+        if not (np.isfinite(start) and np.isfinite(stop) and start < stop):
+            found = f"the epoch {label!r} lasts from {start:g} to {stop:g} s"
+            raise Refusal(f"file {path}", found, "a start before a stop", "mend the epochs")
+
+
 def _check(session: Session, path: Path) -> None:
     """Sort small steps back, and stop at what cannot be seconds on one clock."""
+    _check_shapes(session, path)
     for name, times in session.spikes.items():
         if not np.isfinite(times).all():
             found = f"unit {name} holds spike times that are NaN or infinite"
@@ -270,6 +297,11 @@ def _check_clock(session: Session, path: Path) -> None:
     rates = [len(times) / max(times[-1] - times[0], 1e-9) for times in filled]
     rate = float(np.median(rates))
     ratio = last / max(clocks) if clocks and max(clocks) > 0 else 1.0
+    if len(session.position_t) and last > 0 and session.position_t[-1] > LONGEST_TRACK * last:
+        found = f"the track ends at {session.position_t[-1]:.6g}, the last spike at {last:.6g}"
+        accepted = "a track and spikes on one clock, in seconds"
+        fix = "divide the times of the track by their rate (milliseconds: 1000)"
+        raise Refusal(f"file {path}", found, accepted, fix)
     if ratio <= CLOCK_RATIO and PLAUSIBLE_HZ[0] <= rate <= PLAUSIBLE_HZ[1]:
         return
     guess = "samples" if ratio > 5000 or rate < 1e-3 else "milliseconds"
@@ -312,4 +344,13 @@ def check_source(
 ) -> None:
     """Look for mistakes in a session's files without binning them."""
     unit = units[0] if units else {"path": str(row["source"])}
-    read_session(unit["path"], unit)
+    session, where = read_session(unit["path"], unit), f"file {unit['path']}, epochs"
+    labels = sorted({label for _, _, label in session.epochs})
+    absent = [label for label in settings["epochs"] if label not in labels]
+    if absent and session.epochs:
+        known, fix = ", ".join(labels), f"mend prepare.{row['dataset']}.epochs"
+        raise Refusal(where, f"none is called {', '.join(absent)}", f"one of {known}", fix)
+    lengths = [stop - start for start, stop, _ in session.epochs]
+    if lengths and max(lengths) < settings["bin_s"]:
+        found = f"the longest epoch lasts {max(lengths):g} s, a bin {settings['bin_s']:g} s"
+        raise Refusal(where, found, "an epoch of one bin or more", "shorten bin_s")

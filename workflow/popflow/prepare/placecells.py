@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 TICK = 1e-9
 SMOOTH_S = 0.25
 LEAST_EXPOSURE = 0.5
+LARGEST_JUMPS = 0.5
 
 
 def tick(times: np.ndarray, start: float, width: float) -> np.ndarray:
@@ -140,6 +141,13 @@ def clean_position(
         # A jump is fast on both sides; a fast run ends somewhere else.
         fast = np.concatenate([[False], (step[:-1] > max_speed) & (step[1:] > max_speed), [False]])
         jumps = int(fast.sum())
+        if jumps > LARGEST_JUMPS * len(stamps):
+            raise Refusal(
+                "the track",
+                f"{jumps} of {len(stamps)} frames move faster than max_speed ({max_speed:g} per s)",
+                "jumps in less than half of the frames",
+                "set prepare.<dataset>.max_speed in the track's own unit (150 for cm, 1.5 for m)",
+            )
         stamps, path = stamps[~fast], path[~fast]
     reasons = {"lost": int(lost.sum()), "jump": jumps, "repeated": len(t) - len(np.unique(t))}
     if len(stamps) < 2:
@@ -206,15 +214,15 @@ def prepare_placecells(
         "counts": counts[:, kept],
         "t": centre,
         "epoch": epoch,
-        "label": labels[epoch].astype("S"),
+        "label": np.char.encode(labels[epoch], "utf-8"),
         "exposure": exposure,
         "position": place,
         "speed": speed,
         "held_out": _hold_outs(counts[:, kept].shape, used, settings),
         "used": used,
-        "unit": np.array([name for name, k in zip(session.spikes, kept, strict=True) if k], "S"),
+        "unit": np.char.encode(np.array(list(session.spikes))[kept], "utf-8"),
         "bin_s": np.array(width),
-        "position_unit": np.array(session.position_unit, "S"),
+        "position_unit": np.array(session.position_unit.encode()),
     }
     return arrays, _report(session, counts, outside, kept, rows, lost, epochs, width)
 
@@ -313,7 +321,7 @@ def read_prepared(path: str | Path) -> dict[str, np.ndarray]:
     with h5py.File(path) as file:
         arrays = {name: file[name][()] for name in file}
     for name in ("label", "unit"):
-        arrays[name] = arrays[name].astype(str)
+        arrays[name] = np.char.decode(arrays[name].astype("S"), "utf-8")
     arrays["bin_s"] = float(arrays["bin_s"])
     arrays["position_unit"] = bytes(arrays["position_unit"]).decode()
     return arrays

@@ -48,13 +48,13 @@ def write_posterior(model: InfiniteGPFA, session: dict[str, np.ndarray], path: s
     arrays = {
         "t": session["t"],
         "epoch": session["epoch"],
-        "label": session["label"].astype("S"),
+        "label": np.char.encode(session["label"], "utf-8"),
         "mask_probability": model.mask_probability_,
         "factor_mean": model.factor_mean_,
         "factor_variance": model.factor_variance_,
         "gated_mean": model.gated_mean_,
         "loadings": model.loadings_,
-        "unit": session["unit"].astype("S"),
+        "unit": np.char.encode(session["unit"], "utf-8"),
     }
     with atomic(path) as temporary, h5py.File(temporary, "w") as file:
         for name, array in arrays.items():
