@@ -6,7 +6,7 @@ from popflow.models.infinite_gpfa.session import fit_session, write_posterior
 from popflow.prepare.placecells import read_prepared
 from popflow.runtime.files import write_tsv
 from popflow.runtime.fingerprints import file_fingerprint
-from popflow.runtime.job import job
+from popflow.runtime.job import checkpoints_of, job
 
 with job(snakemake) as log:
     wildcards, params, output = snakemake.wildcards, snakemake.params, snakemake.output
@@ -15,7 +15,7 @@ with job(snakemake) as log:
         session,
         params.settings,
         seed,
-        f"{params.checkpoints}/seed-{seed}",
+        checkpoints_of(snakemake),
         f"infinite GPFA {wildcards.dataset} {wildcards.variant} seed {seed}",
     )
     log.info("%d effective factors, restarts %s", model.n_effective_, model.restart_elbos_)

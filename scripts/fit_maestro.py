@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from popflow.models.maestro import fit_maestro
-from popflow.runtime.job import job
+from popflow.runtime.job import checkpoints_of, job
 
 with job(snakemake):
     params, wildcards = snakemake.params, snakemake.wildcards
@@ -12,7 +12,7 @@ with job(snakemake):
         params.settings,
         int(wildcards.seed),
         Path(snakemake.output.model).parent,
-        f"{params.checkpoints}/seed-{wildcards.seed}",
+        checkpoints_of(snakemake),
         params.device,
         f"maestro {wildcards.dataset} {wildcards.variant} seed {wildcards.seed}",
         {"variant": wildcards.variant, "code": params.code},

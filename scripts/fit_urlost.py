@@ -7,7 +7,7 @@ import anndata
 from popflow.models.urlost.embedding import fit_split
 from popflow.runtime.files import write_h5ad, write_tsv
 from popflow.runtime.fingerprints import file_fingerprint
-from popflow.runtime.job import job
+from popflow.runtime.job import checkpoints_of, job
 
 with job(snakemake) as log:
     wildcards, params = snakemake.wildcards, snakemake.params
@@ -17,7 +17,7 @@ with job(snakemake) as log:
         params.settings,
         seed,
         params.device,
-        f"{params.checkpoints}/seed-{seed}",
+        checkpoints_of(snakemake),
         f"urlost {wildcards.dataset} {wildcards.variant} seed {seed}",
         wildcards.variant,
     )

@@ -6,7 +6,7 @@ from popflow.models.popt.pretraining import new_network, pretrain, pretraining_s
 from popflow.models.popt.representation import embed_windows
 from popflow.prepare.intracranial import load_session
 from popflow.runtime.files import write_h5ad, write_tsv
-from popflow.runtime.job import job
+from popflow.runtime.job import checkpoints_of, job
 
 with job(snakemake):
     wildcards, params = snakemake.wildcards, snakemake.params
@@ -19,7 +19,7 @@ with job(snakemake):
         pretraining_sessions(sessions),
         settings,
         seed,
-        f"{params.checkpoints}/seed-{seed}",
+        checkpoints_of(snakemake),
         params.device,
         f"popt {wildcards.dataset} {wildcards.variant} seed {seed}",
     )

@@ -257,3 +257,39 @@ def test_sheets_that_are_no_tables_are_refused(tmp_path, content, message):
     (tmp_path / "datasets.tsv").write_bytes(content)
     with pytest.raises((Refusal, Refusals), match=message):
         read_datasets(tmp_path / "datasets.tsv")
+
+
+def cytometry_sheet(folder, header, *rows):
+    for name in ("a.fcs", "b.fcs", "types.tsv", "panel.tsv"):
+        (folder / name).write_text("x")
+    lines = ["\t".join(cells) for cells in (header, *rows)]
+    (folder / "samples.tsv").write_text("\n".join(lines) + "\n")
+    return {"dataset": "d", "modality": "cytometry", "source": folder} | {
+        "sheet": folder / "samples.tsv"
+    }
+
+
+def test_every_file_that_is_read_is_watched(tmp_path):
+    row = cytometry_sheet(tmp_path, ["sample", "path", "cell_types"], ["s", "a.fcs", "types.tsv"])
+    names = {path.rsplit("/", 1)[1] for path in files_of(row)}
+    assert names == {"samples.tsv", "panel.tsv", "a.fcs", "types.tsv"}
+
+
+def test_one_file_under_two_samples_is_refused(tmp_path):
+    row = cytometry_sheet(tmp_path, ["sample", "path"], ["s", "a.fcs"], ["t", "a.fcs"])
+    with pytest.raises(Refusals, match="is that of 's' already"):
+        read_units(row)
+
+
+@pytest.mark.parametrize("name", [".", "..", ".hidden"])
+def test_ids_that_are_paths_are_refused(tmp_path, name):
+    row = cytometry_sheet(tmp_path, ["sample", "path"], [name, "a.fcs"])
+    with pytest.raises(Refusals, match="text that matches"):
+        read_units(row)
+
+
+@pytest.mark.parametrize("column", ["Path", "Subject", "cell types", "Data-set"])
+def test_columns_that_are_misspelt_are_refused(tmp_path, column):
+    row = cytometry_sheet(tmp_path, ["sample", "path", column], ["s", "a.fcs", "x"])
+    with pytest.raises(Refusal, match="rename it to"):
+        read_units(row)

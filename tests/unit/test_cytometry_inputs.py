@@ -252,10 +252,27 @@ def test_check_finds_all_mistakes_at_once(tmp_path, events):
         fcs.check_source(row, units, resolve("prepare-cytometry", {}, "test"))
     text = str(refusals.value)
     assert len(refusals.value.refusals) == 3
-    for part in ("absent.tsv does not exist", "no channel for the marker CD8", "it is cut off"):
+    for part in ("absent.tsv: no such file", "no channel for the marker CD8", "it is cut off"):
         assert part in text
 
 
 def test_a_file_without_events_is_read(tmp_path):
     file = fcs.open_fcs(write_fcs(tmp_path / "e.fcs", np.zeros((0, 2)), ["A", "B"]))
     assert file.read().shape == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("header", "cells", "message"),
+    [
+        ("channel\tcofactor", "A\t0", "cofactor is 0"),
+        ("channel\tcofactor", "A\t-5", "cofactor is -5"),
+        ("channel\tcofactor", "A\t..", "cofactor is '..'"),
+        ("channel\tlow\thigh", "A\t5\t2", "low 5 is not below high 2"),
+        ("channel\tklass", "A\tignore", "rename it to class"),
+        ("channel\tClass", "A\tignore", "rename it to class"),
+    ],
+)
+def test_panels_that_would_spoil_values_are_refused(tmp_path, header, cells, message):
+    (tmp_path / "panel.tsv").write_text(f"{header}\n{cells}\n")
+    with pytest.raises((Refusal, Refusals), match=message):
+        panels.read_panel(tmp_path / "panel.tsv")

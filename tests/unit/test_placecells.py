@@ -291,3 +291,11 @@ def test_check_looks_at_the_epochs(simulated, changes, message):
     options = resolve("prepare-placecells", changes, "test")
     with pytest.raises(Refusal, match=message):
         check_source({"dataset": "d", "source": path}, [], options)
+
+
+def test_an_arena_around_zero_keeps_its_negative_places():
+    t = np.arange(0, 60, 0.02)
+    path = 0.4 * np.column_stack([np.sin(t), np.cos(t)])
+    path[10:20] = -1
+    place, _, lost = clean_position(t, path, t[:500], 0.5, 5.0)
+    assert lost["lost"] == 10 and np.isfinite(place).all() and place.min() < -0.3

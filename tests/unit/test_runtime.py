@@ -14,7 +14,12 @@ from popflow.runtime import training
 from popflow.runtime.artefacts import load_model, save_model
 from popflow.runtime.checkpoints import Checkpoints
 from popflow.runtime.files import atomic, read_tsv, write_h5ad, write_tsv
-from popflow.runtime.fingerprints import code_fingerprint, settings_fingerprint, sources_of
+from popflow.runtime.fingerprints import (
+    code_fingerprint,
+    inputs_fingerprint,
+    settings_fingerprint,
+    sources_of,
+)
 from popflow.runtime.refusal import Refusal
 from popflow.runtime.seeds import generator, torch_generator
 
@@ -182,3 +187,16 @@ def test_checkpoints_keep_numpy_scalars_readable(tmp_path):
     store = Checkpoints(tmp_path)
     store.save(1, {"rate": np.float64(0.5), "list": [np.int64(3), (np.bool_(True),)]})
     assert store.latest() == {"rate": 0.5, "list": [3, (True,)]}
+
+
+def test_checkpoints_of_other_data_are_kept_apart(tmp_path):
+    (tmp_path / "a.tsv").write_text("1")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "s.h5ad").write_text("cells")
+    paths = [tmp_path / "a.tsv", tmp_path / "folder"]
+    first = inputs_fingerprint(paths)
+    assert inputs_fingerprint(paths[::-1]) == first
+    (tmp_path / "a.tsv").write_text("2")
+    second = inputs_fingerprint(paths)
+    (tmp_path / "folder" / "t.h5ad").write_text("more")
+    assert len({first, second, inputs_fingerprint(paths)}) == 3

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from popflow.inputs.description import Description
+from popflow.inputs.description import Description, whole_file
 from popflow.inputs.fcs_text import HEADER_BYTES, DataSet, read_data_sets
 from popflow.inputs.spillover import read_spillover
+from popflow.runtime.files import read_tsv
 from popflow.runtime.refusal import Refusal, Refusals
 
 if TYPE_CHECKING:
@@ -432,12 +433,43 @@ def check_source(
         try:
             file = open_unit(unit, settings)
             panels.match_panel(panel, file.channels, f"file {file.path}")
+            if "cell_types" in unit:
+                types = Path(row["source"]) / unit["cell_types"]
+                read_cell_types(types, file.events, unit["path"])
         except Refusal as refusal:
             found.append(refusal)
-        types = Path(row["source"]) / unit.get("cell_types", ".")
-        if not types.exists():
-            where = f"sheet {row['sheet']}, sample {unit['sample']}, column 'cell_types'"
-            accepted = "a table with a column cell_type, relative to the source"
-            found.append(Refusal(where, f"{types} does not exist", accepted, "mend the path"))
+    if any("cells" in unit for unit in units):
+        where = f"sheet {row['sheet']}, column 'cells'"
+        found.append(Refusal(where, "a label called cells", "another name", "rename the column"))
     if found:
         raise Refusals(found)
+
+
+def read_cell_types(path: Path, events: int, name: str) -> list[str]:
+    """Read the gated type of each event: a table with a column cell_type, one row per event.
+
+    Parameters
+    ----------
+    path : Path
+    events : int
+        Number of events in the file.
+    name : str
+        Of that file, for messages.
+
+    Raises
+    ------
+    Refusal
+        When it is no such table, or of another length.
+    """
+    where = f"file {path}"
+    if not path.is_file():
+        raise Refusal(where, "no such file", "a table with a column cell_type", "mend the path")
+    with whole_file(path, "a tab-separated table with a column cell_type", "export it as text"):
+        table = read_tsv(path, dtype=str)
+    if "cell_type" not in table:
+        found = f"columns: {', '.join(table.columns)}"
+        raise Refusal(where, found, "a column 'cell_type'", "rename the column")
+    if len(table) != events:
+        found, accepted = f"{len(table)} rows", f"{events} rows, one per event of {name}"
+        raise Refusal(where, found, accepted, "export the types of all events, in their order")
+    return table["cell_type"].fillna("").tolist()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from popflow.inputs.sheets import read_sheet
-from popflow.runtime.refusal import Refusal
+from popflow.runtime.refusal import Refusal, Refusals
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,6 +59,10 @@ def read_panel(path: str | Path, cofactor: float = 5.0) -> list[PanelRow]:
     Refusal, Refusals
         When columns are absent, a marker stands there twice, or none is of class type or state.
     """
+    sheet = read_sheet(path, "sheet-panel", unique="channel")
+    mistaken = [_odd_numbers(row, path) for row in sheet]
+    if any(mistaken):
+        raise Refusals([mistake for mistake in mistaken if mistake])
     rows = [
         PanelRow(
             channel=row["channel"],
@@ -68,7 +72,7 @@ def read_panel(path: str | Path, cofactor: float = 5.0) -> list[PanelRow]:
             low=float(row["low"]) if "low" in row else None,
             high=float(row["high"]) if "high" in row else None,
         )
-        for row in read_sheet(path, "sheet-panel", unique="channel")
+        for row in sheet
     ]
     seen: dict[str, str] = {}
     for row in rows:
@@ -85,6 +89,25 @@ def read_panel(path: str | Path, cofactor: float = 5.0) -> list[PanelRow]:
             f"sheet {path}, column 'class'", "no marker to model", accepted, "set a class"
         )
     return rows
+
+
+def _odd_numbers(row: dict[str, str], path: str | Path) -> Refusal | None:
+    """Refuse a cofactor that is not positive, and a gate that no event passes."""
+    where = f"sheet {path}, channel {row['channel']!r}"
+    numbers = {}
+    for column in ("cofactor", "low", "high"):
+        try:
+            numbers[column] = float(row[column]) if column in row else None
+        except ValueError:
+            found = f"{column} is {row[column]!r}"
+            return Refusal(where, found, "a number", "write it with a decimal point")
+    if numbers["cofactor"] is not None and not 0 < numbers["cofactor"] < float("inf"):
+        found = f"cofactor is {row['cofactor']}"
+        return Refusal(where, found, "a number above 0 (5 mass, 150 flow)", "mend the cofactor")
+    if None not in (numbers["low"], numbers["high"]) and numbers["low"] >= numbers["high"]:
+        found = f"low {row['low']} is not below high {row['high']}"
+        return Refusal(where, found, "low below high", "exchange them")
+    return None
 
 
 def canonical(name: str) -> str:

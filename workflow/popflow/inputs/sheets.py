@@ -4,6 +4,8 @@ Read with the csv module, since the Snakefile reads them at every start.
 """
 
 import csv
+import difflib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,9 @@ from popflow.runtime.refusal import Refusal, Refusals
 
 SIMULATED = "simulated"
 UNIT_COLUMNS = {"cytometry": "sample", "intracranial": "session"}
+#: Columns that name files beside the unit's own, and files relative to the source.
+BESIDE = ("position", "epochs", "names")
+IN_SOURCE = ("cell_types", "electrodes", "channels", "events")
 IDS = UNIT_COLUMNS | {"expression": "sample"}
 
 
@@ -43,6 +48,7 @@ def read_sheet(path: str | Path, name: str, unique: str | None = None) -> list[d
         fix = "write it (popflow init makes one from a folder of files) or mend the path"
         raise Refusal(f"sheet {path}", "no such file", "a tab-separated table", fix)
     columns, numbered = _rows(path)
+    _check_columns(columns, rules, name, path)
     absent = [column for column in rules.get("required", []) if column not in columns]
     if absent:
         raise Refusal(
@@ -62,6 +68,21 @@ def read_sheet(path: str | Path, name: str, unique: str | None = None) -> list[d
     if found:
         raise Refusals(found)
     return [row for _, row in numbered]
+
+
+def _check_columns(columns: list[str], rules: dict[str, Any], name: str, path: Path) -> None:
+    """Refuse columns that are known ones misspelt, as Class for class."""
+    known = {re.sub(r"[^a-z]", "", key.lower()): key for key in rules.get("properties", {})}
+    for column in columns:
+        if column in known.values():
+            continue
+        meant = known.get(re.sub(r"[^a-z]", "", column.lower()))
+        near = difflib.get_close_matches(column.lower(), list(known), 1, 0.75)
+        if meant is None and name == "sheet-panel" and near:
+            meant = known[near[0]]
+        if meant:
+            found, accepted = f"unknown column {column!r}", f"the column {meant!r}"
+            raise Refusal(f"sheet {path}", found, accepted, f"rename it to {meant}")
 
 
 def _rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
@@ -195,31 +216,51 @@ def read_units(row: dict[str, Any]) -> list[dict[str, str]]:
                 where = f"sheet {row['sheet']}, row {number}, column 'path'"
                 accepted = f"a file, absolute or relative to the source {row['source']}"
                 found.append(Refusal(where, f"{place} does not exist", accepted, "mend the path"))
+    found += _same_files(units, row)
     if found:
         raise Refusals(found)
     return units
 
 
+def _same_files(units: list[dict[str, str]], row: dict[str, Any]) -> list[Refusal]:
+    """List rows that read what another row reads: a sample twice leaks from training to test."""
+    seen: dict[tuple[str, ...], str] = {}
+    found = []
+    for unit in units if row["modality"] in UNIT_COLUMNS else []:
+        column = UNIT_COLUMNS[row["modality"]]
+        parts = ("path", "data_set", "field", "series")
+        key = tuple(unit.get(part, "") for part in parts)
+        if key in seen:
+            where = f"sheet {row['sheet']}, {column} {unit[column]!r}"
+            message = f"{unit['path']} is that of {seen[key]!r} already"
+            found.append(Refusal(where, message, "every file once", "remove one of the rows"))
+        seen.setdefault(key, unit[column])
+    return found
+
+
 def files_of(row: dict[str, Any]) -> list[str]:
     """List the files of a dataset on disk, so that a changed file reruns its preparation."""
     files = [str(row[column]) for column in ("sheet", "panel") if column in row]
+    if row["modality"] == "cytometry" and "panel" not in row:
+        files.append(str(Path(row["sheet"]).parent / "panel.tsv"))
     units = read_units(row)
     named = [unit["path"] for unit in units if "path" in unit]
     if named:
-        return files + sorted(_expanded(units))
+        return files + sorted(_expanded(units, Path(row["source"])))
     source = Path(row["source"])
     inside = sorted(str(path) for path in source.rglob("*") if path.is_file())
     return files + ([str(source)] if source.is_file() else inside)
 
 
-def _expanded(units: list[dict[str, str]]) -> set[str]:
-    """List the files of units: all of a folder, and the sidecars and companions beside a file."""
+def _expanded(units: list[dict[str, str]], source: Path) -> set[str]:
+    """List the files of units: all of a folder, what is beside a file, what the sheet names."""
     found: set[Path] = set()
     for unit in units:
         path = Path(unit["path"])
         inside = path.rglob("*") if path.is_dir() else [path, *_beside(path)]
         folder = path if path.is_dir() else path.parent
-        named = [folder / unit[column] for column in ("position", "epochs") if column in unit]
+        named = [folder / unit[column] for column in BESIDE if column in unit]
+        named += [source / unit[column] for column in IN_SOURCE if column in unit]
         found |= {file for file in [*inside, *named] if file.is_file()}
     return {str(file) for file in found}
 

@@ -233,21 +233,10 @@ def _transform(x, markers, settings, where, steps):
 
 
 def _cell_types(unit, folder, events):
-    """Read the gated type of each event."""
+    """Read the gated type of each event; None without a table."""
     if "cell_types" not in unit:
         return None
-    path = Path(folder) / unit["cell_types"]
-    where = f"file {path}"
-    if not path.is_file():
-        raise Refusal(where, "no such file", "a table with a column cell_type", "mend the path")
-    table = read_tsv(path, dtype=str)
-    if "cell_type" not in table:
-        found = f"columns: {', '.join(table.columns)}"
-        raise Refusal(where, found, "a column 'cell_type'", "rename the column")
-    if len(table) != events:
-        found, accepted = f"{len(table)} rows", f"{events} rows, one per event of {unit['path']}"
-        raise Refusal(where, found, accepted, "export the types of all events, in their order")
-    return table["cell_type"].fillna("").tolist()
+    return fcs.read_cell_types(Path(folder) / unit["cell_types"], events, unit["path"])
 
 
 def _outcomes(unit, sample, status):

@@ -112,7 +112,7 @@ def clean_position(
     t : (P,) array
         Seconds; repeated stamps are averaged.
     xy : (P, dims) array
-        NaN, (0, 0) and negative frames count as lost.
+        NaN, (0, 0) and (-1, -1) frames count as lost.
     at : (T,) array
         Bin centres in seconds.
     max_gap : float
@@ -128,7 +128,8 @@ def clean_position(
         Frames removed, by reason.
     """
     stamps, first = np.unique(t, return_inverse=True)
-    lost = ~np.isfinite(xy).all(1) | (xy == 0).all(1) | (xy < 0).any(1)
+    # Trackers write (0, 0) or (-1, -1); other negative places are those of a centred arena.
+    lost = ~np.isfinite(xy).all(1) | (xy == 0).all(1) | (xy == -1).all(1)
     good = np.zeros(len(stamps))
     total = np.zeros((len(stamps), xy.shape[1]))
     np.add.at(good, first[~lost], 1)

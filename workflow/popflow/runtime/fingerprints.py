@@ -7,6 +7,7 @@ carries the fingerprint of the library modules that its script uses.
 import ast
 import hashlib
 import json
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -96,3 +97,19 @@ def file_fingerprint(path: str | Path) -> str:
     """Hash the content of a file, read in chunks."""
     with open(path, "rb") as handle:
         return _short(hashlib.file_digest(handle, "sha256"))
+
+
+def inputs_fingerprint(paths: Iterable[str | Path]) -> str:
+    """Hash the input of a job: the content of files, and of folders the names and sizes inside.
+
+    Checkpoints are kept apart by it: a fit must not go on from the state of other data.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(map(Path, paths)):
+        if path.is_dir():
+            held = sorted(file for file in path.rglob("*") if file.is_file())
+            listed = [f"{file.relative_to(path)} {file.stat().st_size}" for file in held]
+            digest.update("\n".join(listed).encode())
+        else:
+            digest.update(file_fingerprint(path).encode())
+    return _short(digest)

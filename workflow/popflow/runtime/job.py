@@ -11,7 +11,7 @@ from importlib import metadata
 from typing import Any
 
 from popflow.runtime import progress
-from popflow.runtime.fingerprints import file_fingerprint
+from popflow.runtime.fingerprints import file_fingerprint, inputs_fingerprint
 from popflow.runtime.refusal import Refusal, Refusals
 
 VERSIONS = ("popflow", "snakemake", "numpy", "torch", "anndata", "scikit-learn")
@@ -61,6 +61,12 @@ def job(snakemake: Any) -> Iterator[logging.Logger]:
             logging.captureWarnings(False)
             os.dup2(terminal.fileno(), 2)
             terminal.close()
+
+
+def checkpoints_of(snakemake: Any) -> str:
+    """Give the folder of a fit's checkpoints: by settings and code (of the rule), seed and data."""
+    data = inputs_fingerprint(snakemake.input)
+    return f"{snakemake.params.checkpoints}/seed-{snakemake.wildcards.seed}-{data}"
 
 
 def _describe(snakemake: Any, log: logging.Logger) -> None:
