@@ -16,6 +16,7 @@ BEGIN, END = "<!-- generated: {} -->", "<!-- end -->"
 
 PAGES = {
     "config/README.md": ["config", "datasets", "rulegraph"],
+    "docs/inputs.md": ["formats"],
     "docs/cytometry.md": [
         "sheet-cytometry",
         "sheet-panel",
@@ -100,6 +101,19 @@ def table(name: str) -> str:
     return "\n".join(lines)
 
 
+def formats() -> str:
+    """Give the table of the formats that the readers' registry knows."""
+    from popflow.inputs.registry import FORMATS
+
+    lines = ["| modality | format | files | versions | read | refused | tested on |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    for form in FORMATS:
+        files = ", ".join(f"`{suffix}`" for suffix in form.suffixes) or "told by its first bytes"
+        cells = [form.modality, form.name, files, form.versions, form.reads]
+        lines.append("| " + " | ".join([*cells, form.refuses, form.tested]) + " |")
+    return "\n".join(lines)
+
+
 def rulegraph() -> str:
     """Give the rule graph of the default configuration as a mermaid diagram."""
     command = [sys.executable, "-m", "snakemake", "--rulegraph", "mermaid-js", "--forceall"]
@@ -118,6 +132,9 @@ def rulegraph() -> str:
     return "\n".join(["```mermaid", "flowchart TB", *dict.fromkeys(edges), "```"])
 
 
+OTHER_PARTS = {"rulegraph": rulegraph, "formats": formats}
+
+
 def render(page: str, text: str) -> str:
     """Put the generated parts of a page in place."""
     for name in PAGES[page]:
@@ -126,7 +143,7 @@ def render(page: str, text: str) -> str:
             raise SystemExit(f"{page} has no line {begin}")
         before, _, rest = text.partition(begin)
         after = rest.partition(END)[2]
-        part = rulegraph() if name == "rulegraph" else table(name)
+        part = OTHER_PARTS[name]() if name in OTHER_PARTS else table(name)
         text = f"{before}{begin}\n\n{part}\n\n{END}{after}"
     return text
 

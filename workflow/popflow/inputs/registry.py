@@ -121,7 +121,7 @@ FORMATS = (
         "1.0, 2.0",
         "alone or as BIDS-iEEG with its sidecars",
         "missing or empty data file",
-        "BIDS grip force (sensight, ECoG), BrainVision recorder",
+        "BIDS grip force (STN, ECoG), BIDS motor task, a recorder at 5 kHz",
     ),
     Format(
         "intracranial",
@@ -131,7 +131,7 @@ FORMATS = (
         "EDF, EDF+, BDF",
         "channels of one rate, annotations",
         "a file that is cut off",
-        "Natus, EDFbrowser",
+        "two EDF files of MNE's test data; BDF is not tested",
     ),
     Format(
         "intracranial",
@@ -151,7 +151,7 @@ FORMATS = (
         "v5 to v7.3",
         "continuous data, .fdt beside it",
         "epoched data",
-        "EEGLAB",
+        "an EEGLAB .set with .fdt",
     ),
     Format(
         "intracranial",
@@ -161,7 +161,7 @@ FORMATS = (
         ".lay with .dat",
         "all channels",
         "no .dat beside it",
-        "Persyst ECoG",
+        "an ECoG patient",
     ),
     Format(
         "intracranial",
@@ -171,7 +171,7 @@ FORMATS = (
         "Cheetah .ncs, one channel per file",
         "all .ncs of one folder together",
         "a file that is cut off",
-        "depth electrodes",
+        "hippocampal depth electrodes",
     ),
     Format(
         "intracranial",
@@ -192,7 +192,7 @@ FORMATS = (
         "2.0b to 2.9",
         "units, position, epochs and trials; or voltages with electrodes (intracranial)",
         "neither units nor voltages",
-        "pynwb 1.0 to 3, CellExplorer/phy exports, MatClust",
+        "files of pynwb 1.0 to 2.1, a phy session (2.4), a MatClust session (2.11), grip force",
     ),
     Format(
         "placecells",
@@ -213,7 +213,7 @@ FORMATS = (
         "5 and 7.3",
         "spikes of CellExplorer and MatClust; or voltages that the sessions sheet names",
         "objects, tables of MATLAB",
-        "MatClust, Case Studies, FieldTrip",
+        "MatClust, Case Studies in Neural Data Analysis, CCEP trials",
     ),
     Format(
         "placecells",
@@ -243,7 +243,7 @@ FORMATS = (
         "any",
         "time stamps by the clock rate, first LED",
         "no header",
-        "Trodes",
+        "a linear track",
     ),
 )
 
