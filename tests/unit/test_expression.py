@@ -11,7 +11,15 @@ from popflow.inputs.expression import add_labels, check_source, describe, read_e
 from popflow.inputs.settings import resolve
 from popflow.inputs.sheets import read_units
 from popflow.models.urlost.embedding import fit_split
-from popflow.prepare.expression import kept_genes, model_input, prepare_expression, value_state
+from popflow.prepare.expression import (
+    kept_genes,
+    model_input,
+    prepare_expression,
+    prepare_file,
+    scan,
+    state_of,
+)
+from popflow.prepare.rows import rows_of
 from popflow.runtime.refusal import Refusal
 from popflow.simulate.expression import simulate_expression
 from tests.unit.test_urlost import tiny
@@ -91,8 +99,9 @@ def test_empty_samples_are_dropped_and_counted(counts):
     ],
 )
 def test_value_state_is_told_from_values(x, state):
-    assert value_state(x)[0] == state
-    assert value_state(sp.csr_matrix(x))[0] == state
+    for values in (x, sp.csr_matrix(x)):
+        rows = rows_of(anndata.AnnData(values))
+        assert state_of(rows, scan(rows), state)[0] == state
 
 
 def test_scaled_values_and_contradictions_are_refused(counts):
@@ -270,3 +279,24 @@ def test_a_matrix_without_samples_is_refused(tmp_path):
     anndata.AnnData(np.ones((0, 3), np.float32)).write_h5ad(tmp_path / "e.h5ad")
     with pytest.raises(Refusal, match="0 samples and 3 genes"):
         describe(tmp_path / "e.h5ad")
+
+
+@pytest.mark.parametrize("kind", [np.asarray, sp.csr_matrix])
+def test_blocks_and_files_on_disk_give_what_memory_gives(tmp_path, counts, kind, monkeypatch):
+    adata = read_expression(counts)
+    labels = adata.obs[["label"]].copy()
+    values = adata.X.toarray() if sp.issparse(adata.X) else np.asarray(adata.X)
+    genes = pd.DataFrame(index=adata.var_names)
+    plain = anndata.AnnData(kind(values), obs=labels, var=genes)
+    plain.write_h5ad(tmp_path / "plain.h5ad")
+    options = SETTINGS | {"n_top": 40}
+    expected, report = prepare_expression(read_expression(tmp_path / "plain.h5ad"), options)
+    monkeypatch.setattr("popflow.prepare.rows.BLOCK_ENTRIES", 1000)
+    monkeypatch.setattr("popflow.prepare.expression.LARGEST_IN_MEMORY", 0)
+    told = prepare_file(tmp_path / "plain.h5ad", options, tmp_path / "out.h5ad")
+    found = anndata.read_h5ad(tmp_path / "out.h5ad")
+    assert found.var_names.tolist() == expected.var_names.tolist()
+    assert found.obs["split_1"].tolist() == expected.obs["split_1"].tolist()
+    assert found.X == pytest.approx(expected.X, abs=1e-5)
+    assert found.layers["lognorm"] == pytest.approx(expected.layers["lognorm"], abs=1e-6)
+    assert told["count"].tolist() == report["count"].tolist()

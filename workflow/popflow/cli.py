@@ -109,26 +109,65 @@ def init(
     modality: Annotated[str, typer.Option(help="cytometry, intracranial, placecells, expression.")],
     output: Annotated[Path, typer.Option(help="Where to write the sheet.")] = Path("sheet.tsv"),
 ) -> None:
-    """Write a sheet with one row per file of a folder; you fill in what the files do not tell."""
-    from popflow.inputs.registry import describe, find_files
+    """Write a sheet with one row per file of a folder; you fill in what the files do not tell.
+
+    Of expression and place cells, where a file is a dataset, rows of datasets.tsv are written.
+    """
+    from popflow.inputs.registry import find_files
     from popflow.runtime.files import atomic
 
     if output.exists():
         fix = "give another name with --output, or remove it"
         raise Refusal(f"file {output}", "it exists already", "a new file", fix)
-    rows = []
-    for file in find_files(folder, modality):
-        row = describe(file).sheet_row
-        rows.append(row | {"path": str(file.relative_to(folder))} if "path" in row else row)
+    if not output.parent.is_dir():
+        raise Refusal(f"folder {output.parent}", "no such folder", "a folder", "make it first")
+    rows, refused = _rows_of(find_files(folder, modality), folder, modality)
+    if not rows:
+        raise Refusals(refused)
     columns = list(dict.fromkeys(key for row in rows for key in row))
     with atomic(output) as temporary:
         lines = ["\t".join(columns)]
         lines += ["\t".join(str(row.get(column, "")) for column in columns) for row in rows]
         temporary.write_text("\n".join(lines) + "\n")
-    typer.echo(
-        f"{output}: {len(rows)} rows. Fill in the empty cells, then name it in datasets.tsv:"
-    )
-    typer.echo(f"  dataset=mydata  modality={modality}  source={folder.resolve()}  sheet={output}")
+    for refusal in refused:
+        typer.echo(f"left out: {refusal}", err=True)
+    typer.echo(f"{output}: {len(rows)} rows, {len(refused)} files left out.")
+    if "dataset" in columns:
+        typer.echo("Give each row its own id and append them to config/datasets.tsv.")
+        return
+    typer.echo("Fill in the empty cells, then name it in config/datasets.tsv:")
+    place = f"source={folder.resolve()}  sheet={output.resolve()}"
+    typer.echo(f"  dataset=mydata  modality={modality}  {place}")
+
+
+def _rows_of(
+    files: list[Path], folder: Path, modality: str
+) -> tuple[list[dict[str, str]], list[Refusal]]:
+    """Make a row per file; the ids of files of the same name carry their folder's."""
+    from popflow.inputs.registry import describe
+
+    rows, refused = [], []
+    ids: set[str] = set()
+    for file in files:
+        try:
+            row = describe(file).sheet_row
+        except Refusal as refusal:
+            refused.append(refusal)
+            continue
+        if "\t" in str(file) or "\n" in str(file):
+            where, fix = f"file {str(file)!r}", "rename the file"
+            refused.append(Refusal(where, "a tab or line break in its name", "a plain name", fix))
+            continue
+        if modality in ("expression", "placecells"):
+            name = "".join(letter for letter in file.stem if letter.isalnum())
+            rows.append({"dataset": name, "modality": modality, "source": str(file.resolve())})
+            continue
+        key = next(iter(row))
+        if row[key] in ids:
+            row[key] = f"{file.parent.name}_{row[key]}"
+        ids.add(row[key])
+        rows.append(row | {"path": str(file.relative_to(folder))})
+    return rows, refused
 
 
 def main() -> None:

@@ -64,9 +64,12 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         When the file is absent, no text in UTF-8, no YAML, has a key twice, or holds no keys.
     """
     path = Path(path)
+    if path.exists() and not path.is_file():
+        raise Refusal(f"file {path}", "no plain file", "a YAML file", "mend the path")
     try:
-        found = yaml.load(path.read_text(encoding="utf-8-sig"), _Loader)  # noqa: S506
-    except (FileNotFoundError, IsADirectoryError):
+        loader = _Loader(path.read_text(encoding="utf-8-sig"))
+        found = loader.get_single_data()
+    except FileNotFoundError:
         raise Refusal(f"file {path}", "no such file", "a YAML file", "mend the path") from None
     except UnicodeDecodeError as error:
         found, fix = f"byte {error.start} is no UTF-8", "save it as UTF-8"

@@ -1,5 +1,6 @@
 """What every reader tells about a file, and how it turns down one that is broken."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -58,8 +59,17 @@ class Description:
     warnings: list[str] = field(default_factory=list)
 
     def keys(self) -> dict[str, Any]:
-        """Give the stable keys, for JSON."""
-        return asdict(self)
+        """Give the stable keys, for JSON: numbers that are not finite become None."""
+        return _finite(asdict(self))
+
+
+def _finite(value: Any) -> Any:
+    """Replace NaN and infinity, which JSON has no words for."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @contextmanager

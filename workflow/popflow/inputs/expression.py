@@ -63,8 +63,7 @@ def read_expression(
         if 0 in adata.shape:
             found = f"{adata.n_obs} samples and {adata.n_vars} genes"
             raise Refusal(f"file {path}", found, "one of each or more", "export the whole matrix")
-        _strip_versions(adata)
-        adata = _check(adata, path, duplicates)
+        adata = check_names(adata, path, duplicates)
     adata.uns["source"] = str(path)
     return adata
 
@@ -170,8 +169,12 @@ def _note(adata: "anndata.AnnData", text: str) -> None:
     adata.uns["reading"] = [*adata.uns.get("reading", []), text]
 
 
-def _check(adata: "anndata.AnnData", path: Path, duplicates: str) -> "anndata.AnnData":
-    """Refuse repeated ids and mangled names, or merge repeated genes when told to."""
+def check_names(adata: "anndata.AnnData", path: Path, duplicates: str) -> "anndata.AnnData":
+    """Refuse repeated ids and mangled names, or merge repeated genes when told to.
+
+    Versions of Ensembl ids are moved to a column first.
+    """
+    _strip_versions(adata)
     adata.obs_names, adata.var_names = adata.obs_names.astype(str), adata.var_names.astype(str)
     mangled = [gene for gene in adata.var_names if MANGLED.match(gene)]
     if mangled:
@@ -185,7 +188,12 @@ def _check(adata: "anndata.AnnData", path: Path, duplicates: str) -> "anndata.An
             if kind == "gene":
                 fix = "use stable ids, or set prepare.<dataset>.duplicates to sum or mean"
             raise Refusal(f"file {path}", found, "every id once", fix)
-    return _merge_genes(adata, duplicates) if adata.var_names.has_duplicates else adata
+    if not adata.var_names.has_duplicates:
+        return adata
+    if adata.X is None:
+        fix = "merge them before, or use stable ids"
+        raise Refusal(f"file {path}", "repeated genes in a large file", "every id once", fix)
+    return _merge_genes(adata, duplicates)
 
 
 def _merge_genes(adata: "anndata.AnnData", how: str) -> "anndata.AnnData":

@@ -306,6 +306,9 @@ def describe(path: str | Path, **options: Any) -> Description:
         raise Refusal(f"file {path}", "no such file", "a file or folder", "mend the path")
     if path.is_dir():
         return _describe_folder(path)
+    if not path.is_file():
+        found, fix = "neither a file nor a folder (a pipe or device)", "name a file on disk"
+        raise Refusal(f"file {path}", found, "a file or folder", fix)
     form = format_of(path)
     given = {name: value for name, value in options.items() if value is not None}
     for name in given.keys() - set(form.options):

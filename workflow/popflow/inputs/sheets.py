@@ -173,7 +173,8 @@ def _resolved(row: dict[str, str], folder: Path, where: str) -> dict[str, Any]:
     for column in ("source", "sheet", "panel"):
         if column != "source" and column in row:
             resolved[column] = folder / row[column]
-        if isinstance(resolved.get(column), Path) and not resolved[column].exists():
+        place = resolved.get(column)
+        if isinstance(place, Path) and not (place.is_file() or place.is_dir()):
             raise Refusal(
                 f"{where}, column '{column}'",
                 f"{resolved[column]} does not exist",

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from popflow.inputs.description import whole_file
 from popflow.runtime.files import read_json
 from popflow.runtime.refusal import Refusal
 
@@ -101,14 +102,15 @@ def read_sidecar(path: str | Path, required: list[str]) -> "pd.DataFrame":
     if not path.is_file():
         raise Refusal(f"file {path}", "no such file", "a BIDS table", "mend the path in the sheet")
     separator = "," if path.suffix == ".csv" else "\t"
-    table = pd.read_csv(
-        path,
-        sep=separator,
-        keep_default_na=False,
-        na_values=["", "n/a"],
-        dtype={"name": str},
-        encoding="utf-8-sig",
-    )
+    with whole_file(path, "a BIDS table, text in UTF-8", "export it again as text"):
+        table = pd.read_csv(
+            path,
+            sep=separator,
+            keep_default_na=False,
+            na_values=["", "n/a"],
+            dtype={"name": str},
+            encoding="utf-8-sig",
+        )
     absent = [column for column in required if column not in table]
     if absent:
         raise Refusal(
@@ -125,6 +127,10 @@ def read_sidecar_json(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        return read_json(path)
+        held = read_json(path)
     except ValueError as error:
         raise Refusal(f"file {path}", f"not JSON ({error})", "JSON", "mend the file") from error
+    if not isinstance(held, dict):
+        found = f"it holds {type(held).__name__}, not keys"
+        raise Refusal(f"file {path}", found, "a JSON object", "mend the file")
+    return held

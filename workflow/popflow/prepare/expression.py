@@ -1,10 +1,22 @@
 """Expression: raw matrix -> log values, splits, statistics of each split's training rows."""
 
 import logging
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from popflow.inputs.expression import add_labels, check_names, read_expression
+from popflow.prepare.rows import (
+    LARGEST_IN_MEMORY,
+    Rows,
+    entries_of,
+    head_of,
+    rows_of,
+    rows_on_disk,
+)
+from popflow.runtime.files import atomic, write_h5ad
 from popflow.runtime.refusal import Refusal
 from popflow.runtime.seeds import generator
 
@@ -18,98 +30,184 @@ SMALLEST_SD = 1e-3
 LARGEST_LOG = 25.0
 
 
-def value_state(x: Any) -> tuple[str, str]:
+@dataclass
+class Scan:
+    """What one pass over the values tells.
+
+    Attributes
+    ----------
+    totals : (N,) array
+        Sum of each row.
+    low, high : float
+    whole : bool
+        Whether all values are whole numbers.
+    """
+
+    totals: np.ndarray
+    low: float
+    high: float
+    whole: bool
+
+
+def value_state(low: float, high: float, whole: bool) -> tuple[str, str]:
     """Tell what values are, from the values.
 
     Parameters
     ----------
-    x : (N, n) array or sparse
+    low, high : float
+        Smallest and largest.
+    whole : bool
+        Whether all are whole numbers.
 
     Returns
     -------
     state : {"counts", "normalised", "log", "scaled"}
     evidence : str
     """
-    values = x.data if hasattr(x, "indptr") else np.asarray(x).ravel()
-    low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
     if low < 0:
         return "scaled", f"negative values down to {low:.3g}"
-    if np.allclose(values, np.round(values), atol=1e-6):
+    if whole:
         return "counts", f"whole numbers up to {high:.0f}"
     if high < LARGEST_LOG:
         return "log", f"fractions, none above {high:.3g}"
     return "normalised", f"fractions up to {high:.3g}"
 
 
-def choose_values(adata: "anndata.AnnData", wanted: str) -> tuple[Any, list[str], str, str]:
-    """Choose the rawest values of a file: counts layer, then raw, then X.
+def scan(rows: Rows) -> Scan:
+    """Look at all values once.
+
+    Raises
+    ------
+    Refusal
+        For values that are not finite, with the first row and gene.
+    """
+    found, bad, first = Scan(np.zeros(len(rows)), np.inf, -np.inf, True), 0, ""
+    for place, block in rows.blocks():
+        odd = ~np.isfinite(block)
+        if odd.any():
+            row, column = np.argwhere(odd)[0]
+            first = first or f"row {place.start + row + 1}, gene {rows.genes[column]}"
+            bad += int(odd.sum())
+            continue
+        found.totals[place] = block.sum(1)
+        found.low, found.high = min(found.low, block.min()), max(found.high, block.max())
+        found.whole = found.whole and bool(np.abs(block - np.round(block)).max() <= 1e-6)
+    if bad:
+        told = f"{bad} values are NaN or infinite (first: {first})"
+        raise Refusal(rows.place, told, "finite values", "impute or drop them")
+    return found
+
+
+def state_of(rows: Rows, scanned: Scan, wanted: str) -> tuple[str, str]:
+    """Decide what the values are.
 
     Returns
     -------
-    values : (N, n) array or sparse
-    genes : list of str
     state, evidence : str
 
     Raises
     ------
     Refusal
-        When the values contradict the setting `value_state`, or are scaled already: statistics
-        of all rows are in them, so no split of them is clean.
+        When the values contradict the setting `value_state` or the file's own word, or are scaled
+        already: statistics of all rows are in them, so no split of them is clean.
     """
-    if "counts" in adata.layers:
-        values, genes, part = adata.layers["counts"], adata.var_names, "layers['counts']"
-    elif adata.raw is not None:
-        values, genes, part = adata.raw.X, adata.raw.var_names, "raw.X"
-    else:
-        values, genes, part = adata.X, adata.var_names, "X"
-    where = _place(adata, part)
-    matrix = values if hasattr(values, "indptr") else np.asarray(values)
-    data = matrix.data if hasattr(matrix, "indptr") else matrix
-    if not np.isfinite(data).all():
-        bad = int((~np.isfinite(data)).sum())
-        found, fix = (
-            f"{bad} values are NaN or infinite{_first_bad(matrix, genes)}",
-            "impute or drop",
-        )
-        raise Refusal(where, found, "finite values", fix)
-    state, evidence = value_state(matrix)
+    state, evidence = value_state(scanned.low, scanned.high, scanned.whole)
     if wanted not in ("auto", state):
         fix = f"set prepare.<dataset>.value_state to {state} or auto"
-        raise Refusal(where, f"{evidence}: {state}, not {wanted}", f"{wanted} values", fix)
-    if part == "X" and "log1p" in adata.uns and state == "counts" and wanted == "auto":
+        raise Refusal(rows.place, f"{evidence}: {state}, not {wanted}", f"{wanted} values", fix)
+    if rows.part == "X" and "log1p" in rows.uns and state == "counts" and wanted == "auto":
         raise Refusal(
-            _place(adata, "uns['log1p']"),
+            rows.at("uns['log1p']"),
             f"it says that X holds logarithms, but X holds {evidence}",
             "values that are what the file says",
             "write the file again, or set prepare.<dataset>.value_state: counts",
         )
     if state == "scaled" and wanted != "scaled":
         raise Refusal(
-            where,
+            rows.place,
             f"{evidence}: the values were scaled over all samples",
             "counts or log values, so that scaling can use training samples only",
             "keep the counts in layers['counts'] or raw, or set value_state: scaled to go on",
         )
-    return matrix, list(genes.astype(str)), state, f"{part}: {evidence}"
+    if state != "scaled" and not scanned.totals.any():
+        found, fix = "no sample with any expression", "look at the export"
+        raise Refusal(rows.place, found, "values above zero", fix)
+    return state, evidence
 
 
-def _place(adata: "anndata.AnnData", part: str) -> str:
-    """Name the file, where the reader told it, and a part of it."""
-    source = adata.uns.get("source")
-    return f"file {source}, {part}" if source else part
+@dataclass
+class Plan:
+    """What is decided before values are written.
+
+    Attributes
+    ----------
+    state : str
+    keep : (N,) bool array
+        Samples with any expression.
+    totals : (N,) array
+    obs : DataFrame
+        Of the kept samples: label, group, split_0 …
+    folds : (kept samples,) array
+    var : DataFrame
+        Of all genes: mean_s, sd_s, kept_s of every split.
+    kept : (genes,) bool array
+        Genes that a split keeps.
+    report : DataFrame
+    evidence : str
+    """
+
+    state: str
+    keep: np.ndarray
+    totals: np.ndarray
+    obs: "pd.DataFrame"
+    folds: np.ndarray
+    var: "pd.DataFrame"
+    kept: np.ndarray
+    report: "pd.DataFrame"
+    evidence: str
 
 
-def _first_bad(matrix: Any, genes: Any) -> str:
-    """Name the sample's row and the gene of the first value that is not finite."""
-    import scipy.sparse
+def plan(rows: Rows, settings: dict[str, Any]) -> Plan:
+    """Choose samples, splits and genes, and estimate the statistics of every split."""
+    import pandas as pd
 
-    if scipy.sparse.issparse(matrix):
-        coo = matrix.tocoo()
-        first = int(np.argmin(np.isfinite(coo.data)))
-        row, column = coo.row[first], coo.col[first]
-    else:
-        row, column = np.argwhere(~np.isfinite(matrix))[0]
-    return f" (first: row {row + 1}, gene {genes[column]})"
+    scanned = scan(rows)
+    state, evidence = state_of(rows, scanned, settings["value_state"])
+    told = [("samples", "read", len(rows), f"{rows.part}: {evidence}")]
+    told.append(("genes", "read", len(rows.genes), state))
+    labels = _labels(rows, settings["label"])
+    empty = (scanned.totals == 0) if state != "scaled" else np.zeros(len(rows), bool)
+    keep = ~empty
+    unlabelled = int((labels[keep] == "").sum())
+    told.append(("samples", "dropped", int(empty.sum()), "no expression at all"))
+    told.append(("samples", "kept without label", unlabelled, "not in probes"))
+    obs = pd.DataFrame(index=rows.obs.index[keep])
+    obs["label"], obs["group"] = labels[keep], _groups(rows, settings["group"])[keep]
+    folds = _folds(obs["group"].to_numpy(), obs["label"].to_numpy(), settings["folds"])
+    for split in range(settings["folds"]):
+        obs[f"split_{split}"] = np.where(folds != split, "train", "test")
+    var, kept = _statistics(rows, state, keep, scanned.totals, folds, settings)
+    if not kept.any():
+        found, fix = "no gene that varies and is detected often enough", "lower min_detected"
+        raise Refusal(rows.place, found, "one gene or more", fix)
+    told.append(("genes", "dropped", int((~kept).sum()), "rare, constant or not variable"))
+    told += [("samples", "kept", len(obs), ""), ("genes", "kept", int(kept.sum()), "any split")]
+    told += _class_rows(labels[keep], settings["min_class"])
+    report = pd.DataFrame(told, columns=["item", "kind", "count", "reason"])
+    evidence = f"{rows.part}: {evidence}"
+    return Plan(state, keep, scanned.totals, obs, folds, var, kept, report, evidence)
+
+
+def _log_blocks(rows: Rows, state: str, keep: np.ndarray, totals: np.ndarray, target: float):
+    """Give (kept rows, raw values, log values) block by block; log and scaled values stay."""
+    done = 0
+    for place, block in rows.blocks():
+        block = block[keep[place]]
+        logs = block
+        if state in ("counts", "normalised"):
+            logs = np.log1p(block * (target / totals[place][keep[place]])[:, None])
+        yield slice(done, done + len(block)), block, logs
+        done += len(block)
 
 
 def prepare_expression(
@@ -133,44 +231,106 @@ def prepare_expression(
         qc.tsv: item, kind, count, reason — read, dropped and kept rows and genes add up.
     """
     import anndata
-    import pandas as pd
 
-    values, genes, state, evidence = choose_values(adata, settings["value_state"])
-    rows = [("samples", "read", adata.n_obs, evidence), ("genes", "read", len(genes), state)]
-    labels = _labels(adata, settings["label"])
-    totals = np.asarray(values.sum(1)).ravel()
-    empty = (totals == 0) if state != "scaled" else np.zeros(len(totals), bool)
-    unlabelled = labels == ""
-    if empty.all():
-        found, fix = "no sample with any expression", "look at the export"
-        raise Refusal(_place(adata, "X"), found, "values above zero", fix)
-    rows.append(("samples", "dropped", int(empty.sum()), "no expression at all"))
-    rows.append(("samples", "kept without label", int(unlabelled[~empty].sum()), "not in probes"))
-    values, labels = values[~empty], labels[~empty]
-    lognorm = _log_values(values, state, settings["target_sum"])
-    groups = _groups(adata, settings["group"])[~empty]
-    folds = _folds(groups, labels, settings["folds"])
-    obs = pd.DataFrame(index=adata.obs_names[~empty])
-    obs["label"], obs["group"] = labels, groups
-    var, kept_any = pd.DataFrame(index=pd.Index(genes)), np.zeros(len(genes), bool)
-    for split in range(settings["folds"]):
-        train = folds != split
-        obs[f"split_{split}"] = np.where(train, "train", "test")
-        mean, sd, kept = _statistics(values, lognorm, train, state, settings)
-        var[f"mean_{split}"], var[f"sd_{split}"], var[f"kept_{split}"] = mean, sd, kept
-        kept_any |= kept
-    if not kept_any.any():
-        found = "no gene that varies and is detected often enough"
-        fix = "lower min_detected, or look at the export"
-        raise Refusal(_place(adata, "X"), found, "one gene or more", fix)
-    rows.append(("genes", "dropped", int((~kept_any).sum()), "rare, constant or not variable"))
-    rows += [("samples", "kept", len(obs), ""), ("genes", "kept", int(kept_any.sum()), "any split")]
-    rows += _class_rows(labels, settings["min_class"])
-    prepared = anndata.AnnData(obs=obs, var=var[kept_any])
-    prepared.layers["lognorm"] = lognorm[:, kept_any].astype(np.float32)
-    prepared.uns["urlost"] = {"value_state": state, "evidence": evidence, "clip": settings["clip"]}
+    rows = rows_of(adata)
+    made = plan(rows, settings)
+    prepared = anndata.AnnData(obs=made.obs, var=made.var[made.kept])
+    lognorm = np.empty(prepared.shape, np.float32)
+    for place, _, logs in _log_blocks(
+        rows, made.state, made.keep, made.totals, settings["target_sum"]
+    ):
+        lognorm[place] = logs[:, made.kept]
+    prepared.layers["lognorm"] = lognorm
+    prepared.uns["urlost"] = _about(made, settings)
     prepared.X = model_input(prepared, 0, whole=True)
-    return prepared, pd.DataFrame(rows, columns=["item", "kind", "count", "reason"])
+    return prepared, made.report
+
+
+def prepare_file(
+    path: str | Path,
+    settings: dict[str, Any],
+    out: str | Path,
+    units: list[dict[str, str]] | None = None,
+    sheet: str = "",
+) -> "pd.DataFrame":
+    """Prepare a file: in memory, or from disk when its matrix has over two billion entries.
+
+    Parameters
+    ----------
+    path : path
+        Any that `inputs.expression.read_expression` reads.
+    settings : dict
+    out : path
+        The prepared h5ad file.
+    units : list of dict, optional
+        Rows of the samples sheet, whose labels are joined to `obs`.
+    sheet : str
+        Its path, for messages.
+
+    Returns
+    -------
+    DataFrame
+        qc.tsv.
+    """
+    if str(path).endswith(".h5ad") and entries_of(path) > LARGEST_IN_MEMORY:
+        rows = rows_on_disk(path)
+        head = head_of(rows)
+        rows.genes = check_names(head, Path(path), settings["duplicates"]).var_names.tolist()
+        add_labels(head, units or [], sheet)
+        rows.obs = head.obs
+        return prepare_on_disk(rows, settings, out)
+    keys = ("orientation", "genome", "duplicates")
+    adata = read_expression(path, *(settings[key] for key in keys))
+    add_labels(adata, units or [], sheet)
+    prepared, report = prepare_expression(adata, settings)
+    write_h5ad(prepared, out)
+    return report
+
+
+def _about(made: Plan, settings: dict[str, Any]) -> dict[str, Any]:
+    return {"value_state": made.state, "evidence": made.evidence, "clip": settings["clip"]}
+
+
+def prepare_on_disk(rows: Rows, settings: dict[str, Any], out: str | Path) -> "pd.DataFrame":
+    """Prepare a matrix that does not fit into memory, as `prepare_expression` does one that fits.
+
+    Parameters
+    ----------
+    rows : Rows
+        Of `prepare.rows.rows_on_disk`.
+    settings : dict
+    out : path
+        The prepared h5ad file, written block by block.
+
+    Returns
+    -------
+    DataFrame
+        qc.tsv.
+    """
+    import anndata
+    import h5py
+
+    made = plan(rows, settings)
+    frame = anndata.AnnData(obs=made.obs, var=made.var[made.kept])
+    frame.uns["urlost"] = _about(made, settings)
+    shape, dense = frame.shape, {"encoding-type": "array", "encoding-version": "0.2.0"}
+    with atomic(out) as temporary:
+        write_h5ad(frame, temporary)
+        with h5py.File(temporary, "a") as file:
+            if "X" in file:
+                del file["X"]
+            stores = [
+                file.create_dataset(name, shape, "f4", chunks=(min(256, shape[0]), shape[1]))
+                for name in ("layers/lognorm", "X")
+            ]
+            for store in stores:
+                store.attrs.update(dense)
+            blocks = _log_blocks(rows, made.state, made.keep, made.totals, settings["target_sum"])
+            for place, _, logs in blocks:
+                block = logs[:, made.kept].astype(np.float32)
+                stores[0][place] = block
+                stores[1][place] = _scaled(block, frame, 0, whole=True)
+    return made.report
 
 
 def model_input(prepared: "anndata.AnnData", split: int, whole: bool = False) -> np.ndarray:
@@ -188,11 +348,16 @@ def model_input(prepared: "anndata.AnnData", split: int, whole: bool = False) ->
     -------
     (N, genes kept in the split) float32, clipped
     """
+    return _scaled(prepared.layers["lognorm"], prepared, split, whole)
+
+
+def _scaled(lognorm: np.ndarray, prepared: "anndata.AnnData", split: int, whole: bool):
+    """Scale rows of log values by the statistics of a split."""
     kept = prepared.var[f"kept_{split}"].to_numpy().astype(str) == "True"
     mean = prepared.var[f"mean_{split}"].to_numpy()
     sd = prepared.var[f"sd_{split}"].to_numpy()
     clip = float(prepared.uns["urlost"]["clip"])
-    x = np.clip((prepared.layers["lognorm"] - mean) / sd, -clip, clip).astype(np.float32)
+    x = np.clip((lognorm - mean) / sd, -clip, clip).astype(np.float32)
     return np.where(kept, x, np.float32(0)) if whole else np.ascontiguousarray(x[:, kept])
 
 
@@ -207,77 +372,135 @@ def split_of_seed(prepared: "anndata.AnnData", seed: int) -> int:
     return seed % sum(column.startswith("split_") for column in prepared.obs.columns)
 
 
-def _labels(adata: "anndata.AnnData", column: str) -> np.ndarray:
+def _labels(rows: Rows, column: str) -> np.ndarray:
     """Give labels as text, missing ones empty."""
-    if column not in adata.obs:
-        known = ", ".join(adata.obs.columns) or "none"
+    if column not in rows.obs:
+        known = ", ".join(map(str, rows.obs.columns)) or "none"
         fix = f"set prepare.<dataset>.label, or name a samples sheet (sample, {column})"
-        where = _place(adata, "obs")
+        where = rows.at("obs")
         raise Refusal(where, f"no column {column!r}", f"a column of obs ({known})", fix)
-    series = adata.obs[column].astype(object)
+    series = rows.obs[column].astype(object)
     labels = series.where(series.notna(), "").astype(str).str.strip().to_numpy()
     classes = sorted(set(labels) - {""})
     if len(classes) < 2:
         found = f"column {column!r} holds one class ({classes[0] if classes else 'all empty'})"
         fix = "name another column under prepare.<dataset>.label"
-        raise Refusal(_place(adata, "obs"), found, "two classes or more", fix)
+        raise Refusal(rows.at("obs"), found, "two classes or more", fix)
     return labels
 
 
-def _groups(adata: "anndata.AnnData", column: str | None) -> np.ndarray:
+def _groups(rows: Rows, column: str | None) -> np.ndarray:
+    """Give the group of each sample as text; each is its own without a column."""
     if column is None:
-        return adata.obs_names.to_numpy().astype(str)
-    if column not in adata.obs:
-        known = ", ".join(adata.obs.columns)
+        return rows.obs.index.to_numpy().astype(str)
+    if column not in rows.obs:
+        known = ", ".join(map(str, rows.obs.columns))
         fix = "set prepare.<dataset>.group to one of them, or leave it out"
-        where = _place(adata, "obs")
+        where = rows.at("obs")
         raise Refusal(where, f"no column {column!r}", f"a column of obs ({known})", fix)
-    missing = adata.obs[column].isna() | (adata.obs[column].astype(str).str.strip() == "")
+    missing = rows.obs[column].isna() | (rows.obs[column].astype(str).str.strip() == "")
     if missing.any():
         found = f"{int(missing.sum())} samples without a value under {column!r}"
         fix = "fill them in (the id of the sample where it stands alone)"
-        raise Refusal(_place(adata, "obs"), found, "a group for every sample", fix)
-    return adata.obs[column].astype(str).to_numpy()
+        raise Refusal(rows.at("obs"), found, "a group for every sample", fix)
+    return rows.obs[column].astype(str).to_numpy()
 
 
-def _log_values(values: Any, state: str, target_sum: float) -> np.ndarray:
-    """Scale counts to a fixed depth and take log(1 + x); log and scaled values stay."""
-    dense = values.toarray() if hasattr(values, "indptr") else np.array(values)
-    dense = dense.astype(np.float64)
-    if state in ("counts", "normalised"):
-        dense *= target_sum / dense.sum(1, keepdims=True)
-        np.log1p(dense, out=dense)
-    return dense
+class _Moments:
+    """Sums per fold and gene, from which the mean and variance of any training part follow."""
+
+    def __init__(self, folds: int, genes: int):
+        self.count = np.zeros(folds)
+        self.total, self.square = np.zeros((folds, genes)), np.zeros((folds, genes))
+
+    def add(self, block: np.ndarray, folds: np.ndarray) -> None:
+        for fold in np.unique(folds):
+            rows = block[folds == fold]
+            self.count[fold] += len(rows)
+            self.total[fold] += rows.sum(0)
+            self.square[fold] += np.einsum("ij,ij->j", rows, rows)
+
+    def without(self, split: int) -> tuple[np.ndarray, np.ndarray, float]:
+        """Give mean, variance (divided by n) and n of all folds but one."""
+        chosen = np.arange(len(self.count)) != split
+        n = self.count[chosen].sum()
+        mean = self.total[chosen].sum(0) / n
+        return mean, np.maximum(self.square[chosen].sum(0) / n - mean**2, 0.0), n
 
 
-def _statistics(values, lognorm, train, state, settings):
-    """Choose genes and estimate their mean and standard deviation on training rows."""
-    detected = np.asarray((values[train] > 0).sum(0)).ravel()
-    enough = detected >= max(3, settings["min_detected"] * train.sum())
-    if state == "scaled":
-        enough[:] = True
-    mean, sd = lognorm[train].mean(0), lognorm[train].std(0)
-    kept = enough & (sd > SMALLEST_SD)
-    if settings["n_top"] and kept.sum() > settings["n_top"]:
-        kept &= _variable(values[train], lognorm[train], state, kept, settings["n_top"])
-    return mean, np.maximum(sd, SMALLEST_SD), kept
+def _statistics(rows, state, keep, totals, folds, settings):
+    """Choose genes and estimate their mean and standard deviation, on training rows of each split.
+
+    Returns
+    -------
+    var : DataFrame
+        mean_s, sd_s, kept_s of every split s, for all genes.
+    kept : (genes,) bool array
+        Of any split.
+    """
+    import pandas as pd
+
+    splits, genes = settings["folds"], len(rows.genes)
+    logs, raw = _Moments(splits, genes), _Moments(splits, genes)
+    detected = np.zeros((splits, genes))
+    for place, block, log_block in _log_blocks(rows, state, keep, totals, settings["target_sum"]):
+        logs.add(log_block, folds[place])
+        if settings["n_top"] and state == "counts":
+            raw.add(block, folds[place])
+        for fold in np.unique(folds[place]):
+            detected[fold] += (block[folds[place] == fold] > 0).sum(0)
+    found, means, deviations = [], [], []
+    for split in range(splits):
+        mean, variance, n = logs.without(split)
+        seen = detected[np.arange(splits) != split].sum(0)
+        enough = seen >= max(3, settings["min_detected"] * n)
+        found.append((enough | (state == "scaled")) & (np.sqrt(variance) > SMALLEST_SD))
+        means.append(mean)
+        deviations.append(np.sqrt(variance))
+    if settings["n_top"] and max(chosen.sum() for chosen in found) > settings["n_top"]:
+        scores = [deviation**2 for deviation in deviations]
+        if state == "counts":
+            scores = _clipped_variances(rows, keep, folds, raw, found)
+        found = [_top(c, s, settings["n_top"]) for c, s in zip(found, scores, strict=True)]
+    var, kept = pd.DataFrame(index=pd.Index(rows.genes)), np.zeros(genes, bool)
+    for split, chosen in enumerate(found):
+        var[f"mean_{split}"] = means[split]
+        var[f"sd_{split}"] = np.maximum(deviations[split], SMALLEST_SD)
+        var[f"kept_{split}"] = chosen
+        kept |= chosen
+    return var, kept
 
 
-def _variable(values, lognorm, state, candidates, n_top):
-    """Choose the most variable genes, by the variance-stabilised method on counts (Seurat v3)."""
-    score = lognorm.var(0)
-    if state == "counts":
-        dense = values.toarray() if hasattr(values, "indptr") else np.asarray(values)
-        mean, variance = dense.mean(0), dense.var(0, ddof=1)
-        used = candidates & (variance > 0)
+def _clipped_variances(rows, keep, folds, raw, found) -> list[np.ndarray]:
+    """Score genes by the variance of standardised, clipped counts (Seurat v3), per split."""
+    limits = []
+    for split, chosen in enumerate(found):
+        mean, variance, n = raw.without(split)
+        variance = variance * n / max(n - 1, 1)
+        used = chosen & (variance > 0)
         trend = np.polyfit(np.log10(mean[used]), np.log10(variance[used]), 2)
         expected = np.sqrt(10 ** np.polyval(trend, np.log10(np.maximum(mean, 1e-12))))
-        limit = np.sqrt(len(dense))
-        score = np.minimum((dense - mean) / np.maximum(expected, 1e-12), limit).var(0)
+        limits.append((mean, np.maximum(expected, 1e-12), np.sqrt(n)))
+    sums = [np.zeros((2, len(rows.genes))) for _ in found]
+    counts, done = np.zeros(len(found)), 0
+    for place, block in rows.blocks():
+        block = block[keep[place]]
+        fold, done = folds[done : done + len(block)], done + len(block)
+        for split, (mean, expected, limit) in enumerate(limits):
+            clipped = np.minimum((block[fold != split] - mean) / expected, limit)
+            counts[split] += len(clipped)
+            sums[split] += clipped.sum(0), np.einsum("ij,ij->j", clipped, clipped)
+    return [square / n - (total / n) ** 2 for (total, square), n in zip(sums, counts, strict=True)]
+
+
+def _top(candidates: np.ndarray, score: np.ndarray, n_top: int) -> np.ndarray:
+    """Choose the candidates of the highest scores."""
+    if candidates.sum() <= n_top:
+        return candidates
     score = np.where(candidates, score, -np.inf)
     chosen = np.zeros(len(score), bool)
     chosen[np.argsort(-score, kind="stable")[:n_top]] = True
-    return chosen
+    return chosen & candidates
 
 
 def _folds(groups: np.ndarray, labels: np.ndarray, k: int) -> np.ndarray:
