@@ -7,7 +7,13 @@ import pandas as pd
 import pytest
 from pybv import write_brainvision
 
-from popflow.inputs.recordings import check_source, check_voltages, describe, read_recording
+from popflow.inputs.recordings import (
+    check_recording,
+    check_source,
+    check_voltages,
+    describe,
+    read_recording,
+)
 from popflow.inputs.settings import resolve
 from popflow.inputs.sheets import read_units
 from popflow.prepare.intracranial import load_session, prepare_session
@@ -249,3 +255,39 @@ def test_label_columns_keep_their_values_beside_ours(tmp_path):
     events = prepare(tmp_path, row).events
     assert events["event_in_file"].tolist() == ["a", "b", "c"]
     assert set(events["part_in_file"]) == {"first"} and events["event"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (b"", "cannot be read"),
+        ("name\ttype\tstatus\n".encode("utf-16"), "cannot be read"),
+        (b"name\ttype\tstatus\nA1\tSEEG\tgoood\n", "found goood"),
+    ],
+)
+def test_sidecars_that_are_no_tables_are_refused(tmp_path, content, message):
+    from tests.contracts.test_readers import brainvision
+
+    path = brainvision(tmp_path)
+    lines = content
+    if b"goood" in content:
+        lines += b"A2\tSEEG\tgood\nA3\tSEEG\tn/a\n"
+    (tmp_path / "channels.tsv").write_bytes(lines)
+    with pytest.raises(Refusal, match=message):
+        read_recording({"path": str(path), "channels": str(tmp_path / "channels.tsv")})
+
+
+def test_a_coordinate_system_that_is_a_list_is_refused(tmp_path):
+    from popflow.inputs.sidecars import read_sidecar_json
+
+    (tmp_path / "coordsystem.json").write_text("[1, 2]")
+    with pytest.raises(Refusal, match="it holds list, not keys"):
+        read_sidecar_json(tmp_path / "coordsystem.json")
+
+
+def test_parts_that_leave_no_test_are_refused(tmp_path):
+    from tests.contracts.test_readers import brainvision
+
+    recording = read_recording({"path": str(brainvision(tmp_path))})
+    with pytest.raises(Refusal, match="together 1.2"):
+        check_recording(recording, settings(train_fraction=0.9, validation_fraction=0.3))

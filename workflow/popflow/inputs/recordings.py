@@ -219,6 +219,11 @@ def _channels(path: Path, row: dict[str, str], signals: Signals) -> "pd.DataFram
     if "type" in side:
         table["kind"] = side["type"].fillna("MISC").str.upper().to_numpy()
     if "status" in side:
+        states = side["status"].fillna("good").str.lower()
+        odd = sorted(set(states) - {"good", "bad"})
+        if odd:
+            where, fix = f"file {file}, column 'status'", "mend the spelling"
+            raise Refusal(where, f"found {', '.join(odd)}", "good, bad or n/a", fix)
         bad = (side["status"].str.lower() == "bad").to_numpy()
         why = side["status_description"] if "status_description" in side else side["status"]
         table.loc[bad, "status"] = "bad"
@@ -348,6 +353,14 @@ def check_source(
 def check_recording(recording: Recording, settings: dict[str, Any]) -> None:
     """Refuse a recording that cannot be prepared with these settings, from its header alone."""
     check_length(recording)
+    parts = settings["train_fraction"] + settings["validation_fraction"]
+    if parts >= 1:
+        raise Refusal(
+            "key 'prepare', 'train_fraction' and 'validation_fraction'",
+            f"together {parts:g}",
+            "less than 1: the rest is the test part",
+            "lower one of them",
+        )
     if round(settings["window_s"] * recording.rate) > recording.samples:
         raise Refusal(
             f"file {recording.name}",
