@@ -23,13 +23,16 @@ def usable_interpreter():
 
 
 def resolved_config():
-    """Check the configuration; a mistake ends the run with its message before any job starts."""
-    files = [Path(file) for file in workflow.configfiles]
-    file = files[-1] if files else Path("config/config.yaml")
+    """Check the configuration; a mistake ends the run with its message before any job starts.
+
+    With ``--configfile`` only that file counts (Snakemake would lay it over config/config.yaml, with
+    datasets that its own sheet does not know); ``--config key=value`` is laid over either.
+    """
+    chosen = [Path(file) for file in workflow.overwrite_configfiles]
+    file = chosen[-1] if chosen else Path("config/config.yaml")
     try:
-        # Snakemake keeps the last of two equal keys silently; reading it again refuses them.
-        popflow_config.read_yaml(file)
-        return popflow_config.resolve_config(dict(config), file.parent, str(file))
+        given = popflow_config.read_yaml(file) | dict(workflow.config_settings.config)
+        return popflow_config.resolve_config(given, file.parent, str(file))
     except (Refusal, Refusals) as refusal:
         raise WorkflowError(f"the configuration is refused.\n{refusal}") from None
 
@@ -209,26 +212,36 @@ def trajectory_file(wildcards):
 
 
 def placecells_targets():
-    """List the final files of every place-cell dataset."""
+    """List the final files of every fitted place-cell dataset."""
     figures = ("raster", "latents", "factors", "maps", "comparison")
-    return final_files("placecells", "infinite_gpfa", ["session.h5"], figures)
+    return final_files("placecells", ["session.h5"], figures)
 
 
 def expression_targets():
-    """List the final files of every expression dataset."""
+    """List the final files of every fitted expression dataset."""
     figures = ("clusters", "embedding", "confusion", "comparison", "training")
-    return final_files("expression", "urlost", ["expression.h5ad"], figures)
+    return final_files("expression", ["expression.h5ad"], figures)
 
 
-def final_files(modality, model, prepared, figures):
-    """List what a modality's datasets end in: prepared files, and with a fit its evaluation."""
+def fitted(modality):
+    """List the datasets of a modality that are fitted; others are prepared on demand only."""
+    named = {fit["dataset"] for fit in CONFIG.fits}
+    return [dataset for dataset in datasets_of(modality) if dataset in named]
+
+
+def final_files(modality, prepared, figures):
+    """List what the fitted datasets of a modality end in: prepared files, scores and figures."""
     targets = []
-    for dataset in datasets_of(modality):
+    for dataset in fitted(modality):
         targets += [f"results/{dataset}/prepared/{name}" for name in prepared]
-        if fits_of(dataset, model):
-            targets.append(f"results/{dataset}/evaluation.tsv")
-            targets += [f"results/figures/{dataset}_{figure}.png" for figure in figures]
+        targets += ends_of(dataset, figures)
     return targets
+
+
+def ends_of(dataset, figures):
+    """List the scores and the figures of a dataset."""
+    drawn = [f"results/figures/{dataset}_{figure}.png" for figure in figures]
+    return [f"results/{dataset}/evaluation.tsv", *drawn]
 
 
 def has_cell_types(dataset):
@@ -239,15 +252,12 @@ def has_cell_types(dataset):
 
 
 def cytometry_targets():
-    """List the final files of every cytometry dataset."""
+    """List the final files of every fitted cytometry dataset."""
     targets = []
-    for dataset in datasets_of("cytometry"):
-        targets.append(f"results/{dataset}/prepared/cohort.tsv")
-        if fits_of(dataset, "maestro"):
-            figures = ["quality", "embedding", "comparison", "training"]
-            figures += ["proportions"] * has_cell_types(dataset)
-            targets.append(f"results/{dataset}/evaluation.tsv")
-            targets += [f"results/figures/{dataset}_{figure}.png" for figure in figures]
+    for dataset in fitted("cytometry"):
+        figures = ["quality", "embedding", "comparison", "training"]
+        figures += ["proportions"] * has_cell_types(dataset)
+        targets += [f"results/{dataset}/prepared/cohort.tsv", *ends_of(dataset, figures)]
     return targets
 
 
@@ -270,27 +280,26 @@ def pretraining_settings(wildcards):
 
 
 def intracranial_targets():
-    """List the final files of every intracranial dataset that is fitted."""
+    """List the final files of every fitted intracranial dataset."""
     figures = ("electrodes", "pretraining", "objectives", "decoding", "comparison")
     targets = []
-    for dataset in datasets_of("intracranial"):
+    for dataset in fitted("intracranial"):
         sessions = units_of(dataset)
         targets += [f"results/{dataset}/prepared/{session}/meta.json" for session in sessions]
-        if fits_of(dataset, "popt"):
-            targets.append(f"results/{dataset}/evaluation.tsv")
-            targets += [f"results/figures/{dataset}_{figure}.png" for figure in figures]
+        targets += ends_of(dataset, figures)
     return targets
 
 
 def evaluation_tables():
     """List evaluation.tsv of every dataset that is fitted, in the sheet's order."""
-    fitted = {fit["dataset"] for fit in CONFIG.fits}
-    return [f"results/{dataset}/evaluation.tsv" for dataset in CONFIG.datasets if dataset in fitted]
+    named = {fit["dataset"] for fit in CONFIG.fits}
+    return [f"results/{dataset}/evaluation.tsv" for dataset in CONFIG.datasets if dataset in named]
 
 
 def lab_files(wildcards):
-    """List the files of every dataset that is not simulated."""
-    rows = [row for row in CONFIG.datasets.values() if not is_simulated(row["dataset"])]
+    """List the files of every fitted dataset that is not simulated."""
+    named = {fit["dataset"] for fit in CONFIG.fits}
+    rows = [row for name, row in CONFIG.datasets.items() if name in named and not is_simulated(name)]
     return sorted({file for row in rows for file in sheets.files_of(row)})
 
 

@@ -12,8 +12,9 @@ from popflow.inputs.config import preset
 from popflow.models.infinite_gpfa import InfiniteGPFA
 from popflow.models.maestro import Maestro
 from popflow.models.popt import PopT
-from popflow.models.urlost import Urlost
+from popflow.models.urlost import Urlost, cluster_dimensions
 from popflow.runtime.progress import Progress
+from popflow.runtime.refusal import Refusal, Refusals
 from tests.populations import POPT_SETTINGS, electrode_session
 
 
@@ -179,3 +180,48 @@ def test_a_fit_that_was_ended_goes_on_to_the_same_numbers(case, tmp_path, monkey
     case.fit(resumed, case.data, tmp_path)
     first, second = (case.represent(model, case.data) for model in (straight, resumed))
     assert np.array_equal(first, second)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: Maestro({"netwrok": {}}), "unknown key 'netwrok'"),
+        (lambda: Urlost(settings={"clusters": {"number": "many"}}), "a value of type"),
+        (lambda: InfiniteGPFA(n_factors=0), "at least 1"),
+        (lambda: InfiniteGPFA(kernel="foo"), "one of rbf"),
+        (lambda: InfiniteGPFA(n_factors=2.5), "a value of type integer"),
+    ],
+)
+def test_settings_are_checked_where_they_are_given(make, message):
+    with pytest.raises(Refusals, match=message):
+        make()
+
+
+@pytest.mark.parametrize("name", ["maestro", "urlost"])
+def test_values_that_are_not_finite_are_refused(name):
+    case = CASES[name]()
+    model = case.make(0)
+    case.fit(model, case.data)
+    data = case.data
+    if isinstance(data, dict):
+        data = {key: cells.copy() for key, cells in data.items()}
+        next(iter(data.values()))[3, 1] = np.nan
+    else:
+        data = data.copy()
+        data[3, 1] = np.inf
+    with pytest.raises(Refusal, match="NaN or infinity"):
+        case.represent(model, data)
+
+
+def test_scores_of_other_bins_are_refused():
+    case = CASES["infinite_gpfa"]()
+    model = case.make(0)
+    case.fit(model, case.data)
+    with pytest.raises(Refusal, match="those of the fit"):
+        model.score(case.data[:10], np.ones((10, 6), bool))
+
+
+@pytest.mark.parametrize("x", [np.zeros(5), np.zeros((2, 30)), np.array([["a"] * 30] * 5)])
+def test_data_that_cannot_be_clustered_is_refused(x):
+    with pytest.raises(Refusal):
+        cluster_dimensions(x, 4)

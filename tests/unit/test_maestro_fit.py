@@ -180,7 +180,7 @@ def test_bad_samples_are_refused(samples):
     with pytest.raises(Refusal, match="shape \\(10, 0\\)"):
         Maestro(small()).fit({"none": np.zeros((10, 0), np.float32)})
     nan = samples | {"S9": np.full((80, 5), np.nan, np.float32)}
-    with pytest.raises(Refusal, match="NaN or infinite") as refusal:
+    with pytest.raises(Refusal, match="NaN or infinity") as refusal:
         Maestro(small()).fit(nan, scaling=(np.zeros(5), np.ones(5)))
     assert "S9" in refusal.value.where
     bad = small()

@@ -36,7 +36,8 @@ def check(
         fits = [fit for fit in resolved.fits if fit["dataset"] == name]
         models = sorted({fit["model"] for fit in fits})
         typer.echo(f"{name}: {row['modality']}, {len(fits)} fits of {', '.join(models) or 'none'}")
-    typer.echo(f"{config} is in order. Next: snakemake --cores 2")
+    chosen = "" if config == Path("config/config.yaml") else f" --configfile {config}"
+    typer.echo(f"{config} is in order. Next: snakemake --cores 2{chosen}")
 
 
 def _check_files(row: dict[str, Any], settings: dict[str, Any]) -> list[Refusal]:
@@ -135,9 +136,29 @@ def init(
     if "dataset" in columns:
         typer.echo("Give each row its own id and append them to config/datasets.tsv.")
         return
+    if modality == "cytometry":
+        _write_panel(folder / rows[0]["path"], output.parent / "panel.tsv")
     typer.echo("Fill in the empty cells, then name it in config/datasets.tsv:")
     place = f"source={folder.resolve()}  sheet={output.resolve()}"
     typer.echo(f"  dataset=mydata  modality={modality}  {place}")
+
+
+def _write_panel(file: Path, output: Path) -> None:
+    """Write the channels of a file as a panel, unless there is one; the user sets the classes."""
+    from popflow.inputs.fcs import open_fcs
+    from popflow.runtime.files import atomic
+
+    if output.exists():
+        return
+    channels = open_fcs(file, matrix=False).channels
+    lines = ["channel\tmarker\tclass"]
+    for row in channels.to_dict("records"):
+        other = row["name"].upper().startswith(("FSC", "SSC", "TIME", "EVENT", "WIDTH"))
+        marker = row["marker"] or row["name"]
+        lines.append(f"{row['name']}\t{marker}\t{'ignore' if other else 'type'}")
+    with atomic(output) as temporary:
+        temporary.write_text("\n".join(lines) + "\n")
+    typer.echo(f"{output}: the channels of {file.name}; set class (type, state, qc, ignore) there.")
 
 
 def _rows_of(

@@ -74,6 +74,13 @@ def evaluate_cytometry(
                 row = {"dataset": dataset} | head | {"fold": None, "task": task}
                 rows.append(row | {"metric": metric, "value": value, "n": n})
             told.append(predicted.assign(**head, task=task))
+    if not told:
+        raise Refusal(
+            f"dataset {dataset}",
+            "nothing to score: no label of two classes, no batches, no cell types",
+            "a label or batch column in the samples sheet, or tables of cell types",
+            "add one; the vectors alone are in results/<dataset>/maestro/",
+        )
     columns = ["dataset", "method", "variant", "seed", "fold", "task", "metric", "value", "n"]
     order = ["method", "variant", "seed", "task", "sample", "target", "truth", "predicted"]
     return pd.DataFrame(rows, columns=columns), pd.concat(told, ignore_index=True)[order]

@@ -255,6 +255,9 @@ def rate_maps(
     from scipy.ndimage import gaussian_filter
 
     xy = session["position"]
+    if xy.shape[1] == 1:
+        # A linear track is an arena of one row.
+        xy = np.column_stack([xy, np.zeros(len(xy))])
     known = np.isfinite(xy).all(1)
     low, high = xy[known].min(0), xy[known].max(0)
     index = np.clip(((xy[known] - low) / (high - low + 1e-12) * bins).astype(int), 0, bins - 1)

@@ -79,12 +79,14 @@ def draw(
         Readable names by "method" or "method variant".
     """
     names = names or {}
-    wanted = pd.concat(
-        [
-            evaluation[(evaluation["task"] == p.task) & (evaluation["metric"] == p.metric)]
-            for p in panels
-        ]
-    )
+    parts = [
+        evaluation[(evaluation["task"] == p.task) & (evaluation["metric"] == p.metric)]
+        for p in panels
+    ]
+    if not any(len(part) for part in parts):
+        style.say(png_path, "Nothing to compare: no label or task was scored.", evaluation[:0])
+        return
+    wanted = pd.concat(parts)
     table = summarise(wanted)
     order = list(dict.fromkeys(zip(table["method"], table["variant"], strict=True)))
     order.sort(key=lambda pair: (pair[0] not in models, pair[1] != "default"))

@@ -191,6 +191,9 @@ def draw_decoding(evaluation: pd.DataFrame, roles: dict[str, str], png: str | Pa
     rows = decoding_rows(evaluation)
     rows["variant"] = rows["variant"].fillna("")
     tasks = list(dict.fromkeys(rows["task"]))
+    if not tasks:
+        style.say(png, "No task was decoded: the sessions hold none of its events.", rows)
+        return
     methods = list(dict.fromkeys(zip(rows["method"], rows["variant"], strict=True)))
     table = _per_session(rows)
     fig = style.figure("double", 26 + 40 * len(tasks))

@@ -52,13 +52,25 @@ def _window(session: dict[str, Any]) -> tuple[float, float]:
     return max(t[0], middle - SHOWN_S / 2), min(t[-1], middle + SHOWN_S / 2)
 
 
+def _placed(session: dict[str, Any]) -> bool:
+    """Tell whether the animal's position is known in some bins."""
+    return (
+        bool(np.isfinite(session["position"]).all(1).any()) if session["position"].size else False
+    )
+
+
 def draw_raster(session: dict[str, Any], png: str | Path) -> None:
     """Draw binned spikes of all units and the position over two minutes, and the whole path."""
     start, stop = _window(session)
     t = session["t"]
     here = (t >= start) & (t <= stop)
-    maps, occupancy = rate_maps(session, session["counts"] / session["bin_s"])
-    order = np.argsort([np.nanargmax(np.nan_to_num(m, nan=-1.0)) for m in maps], kind="stable")
+    placed = _placed(session)
+    if placed:
+        maps, _ = rate_maps(session, session["counts"] / session["bin_s"])
+        peaks = [np.nanargmax(np.nan_to_num(m, nan=-1.0)) for m in maps]
+    else:
+        peaks = -session["counts"].mean(0)
+    order = np.argsort(peaks, kind="stable")
     fig = style.figure("double", 95)
     grid = fig.add_gridspec(3, 2, width_ratios=[3.2, 1], height_ratios=[2.2, 0.6, 0.6])
     raster, path = fig.add_subplot(grid[0, 0]), fig.add_subplot(grid[:, 1])
@@ -72,7 +84,7 @@ def draw_raster(session: dict[str, Any], png: str | Path) -> None:
         vmax=max(1.0, np.quantile(counts, 0.98)),
         extent=[t[here][0], t[here][-1], counts.shape[0] + 0.5, 0.5],
     )
-    raster.set(ylabel="unit, by place of its peak")
+    raster.set(ylabel="unit, by place of its peak" if placed else "unit, by rate")
     raster.tick_params(labelbottom=False)
     fig.colorbar(image, ax=raster, label=f"spikes per {session['bin_s']:g} s", pad=0.01)
     unit = session["position_unit"] or "a.u."
@@ -85,7 +97,8 @@ def draw_raster(session: dict[str, Any], png: str | Path) -> None:
     if session["position"].shape[1] > 1:
         path.plot(*session["position"].T, color="0.6", linewidth=0.3)
         path.set(aspect="equal", xlabel=f"x ({unit})", ylabel=f"y ({unit})")
-    path.set_title(f"Path, {len(t) * session['bin_s'] / 60:.1f} min")
+    length = f"{len(t) * session['bin_s'] / 60:.1f} min"
+    path.set_title(f"Path, {length}" if placed else f"{length}, no position")
     _phase_legend(fig, session)
     table = pd.DataFrame(counts.T, columns=[f"unit_{session['unit'][i]}" for i in order])
     table.insert(0, "time_s", t[here])
@@ -200,6 +213,10 @@ def _full(variant: str) -> str:
 
 def draw_maps(session: dict[str, Any], model: InfiniteGPFA, png: str | Path) -> None:
     """Draw rate maps of the most spatial units, and maps of the used factors."""
+    if not _placed(session):
+        text = "No maps: the position of the animal is not known in any bin."
+        style.say(png, text, pd.DataFrame(columns=["kind", "name", "x_bin", "y_bin", "value"]))
+        return
     maps, occupancy = rate_maps(session, session["counts"] / session["bin_s"])
     information = spatial_information(maps, occupancy)
     best = np.argsort(-information, kind="stable")[:6]

@@ -111,3 +111,10 @@ def save(fig: "Figure", png_path: str | Path, table: "pd.DataFrame") -> None:
     table = table.drop(columns="seconds", errors="ignore")
     write_tsv(table, png_path.with_suffix(".tsv"))
     plt.close(fig)
+
+
+def say(png_path: str | Path, text: str, table: "pd.DataFrame") -> None:
+    """Write a figure that says why there is nothing to draw."""
+    fig = figure("single", 30)
+    fig.text(0.5, 0.5, text, ha="center", va="center", wrap=True, fontsize=8)
+    save(fig, png_path, table)

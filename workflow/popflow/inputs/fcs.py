@@ -441,8 +441,35 @@ def check_source(
     if any("cells" in unit for unit in units):
         where = f"sheet {row['sheet']}, column 'cells'"
         found.append(Refusal(where, "a label called cells", "another name", "rename the column"))
+    found += _nothing_to_score(row, units)
     if found:
-        raise Refusals(found)
+        raise Refusals(_together(found))
+
+
+def _nothing_to_score(row: dict[str, Any], units: list[dict[str, str]]) -> list[Refusal]:
+    """Refuse a sheet from which no score can come, before anything is fitted."""
+    ids = ("sample", "path", "subject", "split", "data_set", "cell_types")
+    labels = {key for unit in units for key in unit if key not in ids}
+    varied = [key for key in labels if len({unit.get(key) for unit in units}) > 1]
+    if varied or any("cell_types" in unit for unit in units):
+        return []
+    where, found = f"sheet {row['sheet']}", "nothing to score: no label, batch or cell types differ"
+    accepted = "a column with a label or batch, or cell_types"
+    name = row["dataset"]
+    fix = f"add one; vectors alone: snakemake results/{name}/maestro/default/seed-0/embedding.h5ad"
+    return [Refusal(where, found, accepted, fix)]
+
+
+def _together(refusals: list[Refusal]) -> list[Refusal]:
+    """Tell a mistake of many files once."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for refusal in refusals:
+        key = (refusal.found, refusal.accepted, refusal.fix)
+        groups.setdefault(key, []).append(refusal.where)
+    return [
+        Refusal(f"{where[0]} and {len(where) - 1} more" if len(where) > 1 else where[0], *key)
+        for key, where in groups.items()
+    ]
 
 
 def read_cell_types(path: Path, events: int, name: str) -> list[str]:

@@ -46,6 +46,8 @@ def read_sheet(path: str | Path, name: str, unique: str | None = None) -> list[d
     path, rules = Path(path), schema(name)
     if not path.is_file():
         fix = "write it (popflow init makes one from a folder of files) or mend the path"
+        if name == "sheet-panel":
+            fix = "write it: channel, marker, class (popflow init makes one beside the sheet)"
         raise Refusal(f"sheet {path}", "no such file", "a tab-separated table", fix)
     columns, numbered = _rows(path)
     _check_columns(columns, rules, name, path)
@@ -218,6 +220,9 @@ def read_units(row: dict[str, Any]) -> list[dict[str, str]]:
                 accepted = f"a file, absolute or relative to the source {row['source']}"
                 found.append(Refusal(where, f"{place} does not exist", accepted, "mend the path"))
     found += _same_files(units, row)
+    if modality == "placecells" and len(units) > 1:
+        where, fix = f"sheet {row['sheet']}", "give each session a dataset of its own"
+        found.append(Refusal(where, f"{len(units)} sessions", "one row", fix))
     if found:
         raise Refusals(found)
     return units

@@ -64,8 +64,8 @@ def gather_benchmarks(folder: str | Path) -> "pd.DataFrame":
     """
     import pandas as pd
 
-    rows = []
-    for rule in sorted(path for path in Path(folder).iterdir() if path.is_dir()):
+    rows: list[dict[str, Any]] = []
+    for rule in sorted(path for path in Path(folder).glob("*") if path.is_dir()):
         tables = [read_tsv(path) for path in sorted(rule.rglob("*.tsv"))]
         if not tables:
             continue
@@ -83,4 +83,5 @@ def gather_benchmarks(folder: str | Path) -> "pd.DataFrame":
                 "mem_mb": int(wanted),
             }
         )
-    return pd.DataFrame(rows)
+    columns = ["rule", "jobs", "seconds", "seconds_max", "peak_mb", "mem_mb"]
+    return pd.DataFrame(rows, columns=columns)

@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 
 from popflow.inputs.config import preset as read_preset
+from popflow.inputs.settings import resolve
 from popflow.models.infinite_gpfa.engines import ENGINES
 from popflow.models.infinite_gpfa.inference import Ascent, State
 from popflow.models.infinite_gpfa.likelihoods import LIKELIHOODS
@@ -96,6 +97,7 @@ class InfiniteGPFA:
             "masks": masks,
         }
         self.settings |= {key: value for key, value in given.items() if value is not None}
+        self.settings = resolve("preset-infinite_gpfa", self.settings, "settings of InfiniteGPFA")
         self.seed = seed
 
     def fit(
@@ -284,6 +286,10 @@ class InfiniteGPFA:
         (number of entries,) array, nats
         """
         y, entries = np.asarray(counts, float), np.asarray(entries, bool)
+        shape = (len(self.mask_probability_), len(self.loadings_))
+        if y.shape != shape or entries.shape != shape:
+            found = f"counts of shape {y.shape}, entries of {entries.shape}"
+            raise Refusal("counts", found, f"{shape}, those of the fit", "give the fitted bins")
         share = np.ones(len(y)) if exposure is None else np.asarray(exposure, float)
         density = self._density()
         found = np.empty(entries.sum())

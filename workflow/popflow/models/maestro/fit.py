@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from popflow.inputs.config import preset
+from popflow.inputs.settings import resolve
 from popflow.models.maestro.network import Sizes
 from popflow.models.maestro.task import MaestroNetwork, MaestroTask
 from popflow.prepare.cytometry import Cohort, read_cohort
@@ -66,7 +67,8 @@ class Maestro:
     """
 
     def __init__(self, settings: dict[str, Any] | None = None, seed: int = 0, device: str = "cpu"):
-        self.settings = settings if settings is not None else preset("maestro")
+        given = settings if settings is not None else preset("maestro")
+        self.settings = resolve("preset-maestro", given, "settings of Maestro")
         self.seed, self.device = seed, device
         self.network: MaestroNetwork | None = None
         self.history: pd.DataFrame | None = None
@@ -202,6 +204,10 @@ class Maestro:
                     f"two cells or more, and {wanted or 'one or more'} markers",
                     "prepare all samples with the same panel",
                 )
+            if not np.isfinite(cells).all():
+                rows = int((~np.isfinite(cells)).any(1).sum())
+                found, fix = f"{rows} cells hold NaN or infinity", "drop them"
+                raise Refusal(f"sample {name}", found, "finite values", fix)
 
 
 def marker_statistics(samples: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

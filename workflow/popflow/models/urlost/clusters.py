@@ -83,6 +83,10 @@ def cluster_dimensions(
     given = {"affinity": affinity or {}, "clusters": dict(options or {}, number=n_clusters)}
     settings = resolve("preset-urlost", given, "cluster_dimensions")
     a, c = settings["affinity"], settings["clusters"]
+    x = np.asarray(x.toarray() if hasattr(x, "toarray") else x)
+    if x.ndim != 2 or not np.issubdtype(x.dtype, np.number):
+        found = f"an array of shape {x.shape} and type {x.dtype}"
+        raise Refusal("data", found, "numbers, (samples, dimensions)", "give a table of numbers")
     count = c["number"] or int(np.clip(x.shape[1] // 16, 16, 256))
     _check(x, count)
     rows = sample_rows(len(x), a["max_rows"], c["seed"])
@@ -99,9 +103,11 @@ def cluster_dimensions(
 def _check(x: np.ndarray, count: int) -> None:
     """Refuse what cannot be clustered."""
     where = f"clusters of {x.shape[1]} dimensions"
-    if x.shape[1] < count:
+    if x.shape[1] <= count:
         fix = "lower clusters.number in the preset"
-        raise Refusal(where, f"{count} clusters asked for", f"at most {x.shape[1]}", fix)
+        raise Refusal(where, f"{count} clusters asked for", f"at most {x.shape[1] - 1}", fix)
+    if len(x) < 3:
+        raise Refusal(where, f"{len(x)} samples", "three or more", "give more samples")
     if not np.isfinite(x).all():
         bad = int((~np.isfinite(x)).any(0).sum())
         fix = "impute or drop them before"

@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 
 from popflow.inputs.config import preset as read_preset
+from popflow.inputs.settings import resolve
 from popflow.models.urlost.clusters import Clusters, cluster_dimensions
 from popflow.models.urlost.network import (
     MaskedAutoencoder,
@@ -149,7 +150,8 @@ class Urlost:
         device: str = "cpu",
         settings: dict[str, Any] | None = None,
     ):
-        self.settings = settings or read_preset("urlost", preset, variant)
+        given = settings or read_preset("urlost", preset, variant)
+        self.settings = resolve("preset-urlost", given, "settings of Urlost")
         self.seed, self.device = seed, device
         self.names_: list[str] | None = None
         self.clustering_: Clusters | None = None
@@ -240,6 +242,8 @@ class Urlost:
 
     def _aligned(self, x: np.ndarray, names: list[str] | None) -> np.ndarray:
         """Check the columns, or put them into the order of the fit by name."""
+        if not hasattr(self, "clusters_"):
+            raise Refusal("Urlost", "not fitted", "a fitted model", "call fit, or load one")
         x, expected = np.asarray(x, np.float32), len(self.clusters_)
         if names is not None and self.names_ is not None:
             place = {name: i for i, name in enumerate(names)}
@@ -252,6 +256,9 @@ class Urlost:
         if x.ndim != 2 or x.shape[1] != expected:
             fix = "give names=, or the columns in the order of the fit"
             raise Refusal("columns", f"an array of {x.shape}", f"(samples, {expected})", fix)
+        if not np.isfinite(x).all():
+            rows = int((~np.isfinite(x)).any(1).sum())
+            raise Refusal("rows", f"{rows} hold NaN or infinity", "finite values", "impute or drop")
         return np.ascontiguousarray(x)
 
     def save(self, folder: str | Path, **description: Any) -> None:
