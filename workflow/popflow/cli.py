@@ -134,7 +134,7 @@ def init(
         typer.echo(f"left out: {refusal}", err=True)
     typer.echo(f"{output}: {len(rows)} rows, {len(refused)} files left out.")
     if "dataset" in columns:
-        typer.echo("Give each row its own id and append them to config/datasets.tsv.")
+        typer.echo("Name the datasets as you like and append the rows to config/datasets.tsv.")
         return
     if modality == "cytometry":
         _write_panel(folder / rows[0]["path"], output.parent / "panel.tsv")
@@ -180,7 +180,10 @@ def _rows_of(
             refused.append(Refusal(where, "a tab or line break in its name", "a plain name", fix))
             continue
         if modality in ("expression", "placecells"):
-            name = "".join(letter for letter in file.stem if letter.isalnum())
+            name = "".join(letter for letter in file.stem if letter.isalnum()) or "data"
+            while name in ids:
+                name += "x"
+            ids.add(name)
             rows.append({"dataset": name, "modality": modality, "source": str(file.resolve())})
             continue
         key = next(iter(row))

@@ -67,7 +67,7 @@ class Checkpoints:
         return None
 
     def clear(self) -> None:
-        """Remove every state; called when the fit's outputs are written."""
+        """Remove every state; called when a fit has done its last step."""
         for path in self._states():
             path.unlink(missing_ok=True)
             path.with_suffix(".json").unlink(missing_ok=True)

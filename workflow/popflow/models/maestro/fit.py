@@ -16,7 +16,7 @@ from popflow.models.maestro.task import MaestroNetwork, MaestroTask
 from popflow.prepare.cytometry import Cohort, read_cohort
 from popflow.runtime.artefacts import load_model, save_model
 from popflow.runtime.files import write_h5ad, write_tsv
-from popflow.runtime.fingerprints import file_fingerprint
+from popflow.runtime.fingerprints import inputs_fingerprint
 from popflow.runtime.refusal import Refusal
 from popflow.runtime.seeds import seed_everything
 from popflow.runtime.training import train
@@ -263,7 +263,8 @@ def fit_maestro(
     if history is None or history.empty:
         history = _empty_history()
     write_tsv(history, out / "history.tsv")
-    data = file_fingerprint(Path(prepared) / "cohort.tsv")
+    parts = ("cohort.tsv", "panel.tsv", "splits.tsv", "samples")
+    data = inputs_fingerprint([Path(prepared) / part for part in parts])
     markers = {"marker_names": cohort.markers["marker"].tolist(), "data": data}
     model.save(out, **markers, **(facts or {}))
     return model

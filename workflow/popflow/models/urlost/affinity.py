@@ -26,7 +26,8 @@ class Affinity:
     estimator : {"mi_gauss", "mi_hist", "mi_zero", "abs_corr"}
         ``mi_gauss`` is -½ log(1 - r²) in nats, the mutual information under a Gaussian copula;
         ``abs_corr`` is |r|; ``mi_hist`` is the plug-in mutual information of quantile bins less its
-        bias (b-1)²/(2N) (Miller & Madow); ``mi_zero`` is that of the indicators x > 0.
+        bias (b-1)²/(2N) (Miller & Madow); ``mi_zero`` is that of detection, being above the
+        smallest value of the column.
     correlation : {"pearson", "spearman"}
     bins : int
         Of ``mi_hist``.
@@ -40,7 +41,8 @@ class Affinity:
             values = values - values.mean(0)
             self._x = (values / np.linalg.norm(values, axis=0)).astype(np.float32)
         elif estimator == "mi_zero":
-            self._codes = (np.asarray(x) > 0).astype(np.int8)
+            # Absence is the smallest value of a column: scaling has moved it away from zero.
+            self._codes = (np.asarray(x) > np.min(x, axis=0)).astype(np.int8)
         else:
             self._codes = _quantile_codes(x, bins)
             bias = (bins - 1) ** 2 / (2 * self.rows)
