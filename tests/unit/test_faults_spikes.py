@@ -175,3 +175,15 @@ def test_whl_marks_lost_frames(tmp_path):
     (tmp_path / "a.whl").write_text("10 20 11 21\n-1 -1 -1 -1\n12 22 13 23\n")
     _, xy, _ = read_tracking(tmp_path / "a.whl", {"position_rate_hz": "39.0625"})
     assert xy[0].tolist() == [10, 20] and np.isnan(xy[1]).all()
+
+
+def test_recorded_intervals_are_those_of_all_units(tmp_path):
+    from pynwb import NWBHDF5IO, NWBFile
+
+    file = NWBFile("t", "t", datetime(2000, 1, 1, tzinfo=UTC))
+    for stop, times in zip((10.0, 12.0, 11.0), by_unit().values(), strict=True):
+        file.add_unit(spike_times=times, obs_intervals=[[0.0, stop], [20.0, 30.0]])
+    with NWBHDF5IO(str(tmp_path / "a.nwb"), "w") as io:
+        io.write(file)
+    recorded = read_session(tmp_path / "a.nwb").recorded
+    assert recorded.tolist() == [[0.0, 10.0], [20.0, 30.0]]

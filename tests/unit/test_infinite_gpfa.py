@@ -346,3 +346,18 @@ def test_joint_diagonaliser_of_one_matrix_is_its_eigenvectors():
     diagonal = axes.T @ (a + a.T) @ axes
     assert axes.T @ axes == pytest.approx(np.eye(5), abs=1e-12)
     assert diagonal == pytest.approx(np.diag(np.diag(diagonal)), abs=1e-8)
+
+
+@pytest.mark.parametrize("tau", [1e-6, 0.3, 1 - 1e-9, 1.0])
+def test_gated_exponential_at_both_ends(tau):
+    eta = torch.tensor(
+        [-800.0, -38.0, -1.5, -1e-9, 0.0, 1e-9, 2.0, 35.0, 600.0], dtype=torch.float64
+    )
+    found = log_gated_exponential(torch.tensor(tau, dtype=torch.float64), eta)
+    with np.errstate(over="ignore"):
+        expected = [
+            float(np.logaddexp(np.log1p(-tau) if tau < 1 else -np.inf, np.log(tau) + e))
+            for e in eta.tolist()
+        ]
+    assert torch.isfinite(found).all()
+    assert found.numpy() == pytest.approx(np.array(expected), rel=1e-9, abs=1e-12)

@@ -166,7 +166,7 @@ def _score_objectives(table, net, corpus, where, settings, variant, seed) -> Non
 def _kernel_scores(
     table: Table, corpus: "Corpus", where: str, settings: dict[str, Any], batch: int = 64
 ) -> None:
-    """Score both objectives by closeness times likeness, with nothing trained (section 17)."""
+    """Score both objectives by closeness times likeness, with nothing trained."""
     sampler = corpus.sampler(batch, settings["seed"] + 10**6)
     random, ensemble, replaced, channel = [], [], [], []
     for step in range(max(1, settings["objective_examples"] // batch)):

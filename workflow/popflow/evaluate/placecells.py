@@ -200,12 +200,13 @@ def associate(
     """
     labels = session["label"]
     phases = np.unique(labels)
-    if len(phases) < 2:
+    shift = max(1, int(settings["min_shift_s"] / session["bin_s"]))
+    if len(phases) < 2 or len(labels) <= 2 * shift:
+        log.warning("masks are not held against phases: one phase, or a session below two shifts")
         return pd.DataFrame()
     target = (labels == phases[-1]).astype(int)
     masks = model.mask_probability_
     observed = _folded_aucs(masks, target)
-    shift = max(1, int(settings["min_shift_s"] / session["bin_s"]))
     null = circular_shift_null(_folded_aucs, masks, target, settings["shifts"], shift, seed)
     p = np.array([p_value(observed[d], null[:, d]) for d in range(len(observed))])
     best = null.max(1)

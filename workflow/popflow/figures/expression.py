@@ -158,20 +158,24 @@ def draw_training(histories: dict[str, pd.DataFrame], png: str | Path) -> None:
         variant, seed = Path(path).parts[-3], Path(path).parts[-2].removeprefix("seed-")
         if len(history):
             tables.append(history.assign(variant=variant, seed=seed))
+    if not tables:
+        style.say(png, "No training: only untrained variants were fitted.", pd.DataFrame())
+        return
     table = pd.concat(tables)
     fig = style.figure("double", 62)
     axes = fig.subplots(1, 2, sharey=True)
     colours = style.colour_map(list(dict.fromkeys(table["variant"])))
     for ax, column in zip(axes, ("loss", "held_out_loss"), strict=True):
         for (variant, _), rows in table.groupby(["variant", "seed"], sort=False):
-            ax.plot(rows["step"], rows[column], color=colours[variant], alpha=0.75, linewidth=0.9)
-        ax.axhline(1, color="0.4", linestyle="--", linewidth=0.7)
+            if column in rows:
+                style_of = {"color": colours[variant], "alpha": 0.75, "linewidth": 0.9}
+                ax.plot(rows["step"], rows[column], **style_of)
         ax.set(xlabel="optimiser step")
-    axes[0].set(ylabel="squared error of hidden genes (SD²)")
+    axes[0].set(ylabel="loss of hidden genes (Huber by default)", ylim=(0, None))
     axes[0].set_title("Training rows (means over an epoch)")
     axes[1].set_title("Held-out rows")
     for variant, colour in colours.items():
         axes[1].plot([], [], color=colour, label=NAMES.get(f"urlost {variant}", "URLOST"))
     seeds = table["seed"].nunique()
-    axes[1].legend(title=f"{seeds} seeds each; dashed: the mean", loc="upper right")
+    axes[1].legend(title=f"{seeds} seeds each", loc="upper right")
     style.save(fig, png, table)

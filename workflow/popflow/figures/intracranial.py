@@ -214,7 +214,7 @@ def draw_decoding(evaluation: pd.DataFrame, roles: dict[str, str], png: str | Pa
         metric = here["metric"].iloc[0]
         ax.axhline(_chance(metric), color="0.4", linestyle="--", linewidth=0.7)
         counts = [int(here[here["session"] == name]["n"].max()) for name in sessions]
-        unseen = ["" if roles.get(name) == "both" else ", unseen" for name in sessions]
+        unseen = [", unseen" if roles.get(name) == "held_out" else "" for name in sessions]
         labels = [f"{s}{u}\nn = {n}" for s, u, n in zip(sessions, unseen, counts, strict=True)]
         ax.set_xticks(range(len(sessions)), labels)
         ax.set_xlim(-0.6, len(sessions) - 0.4)

@@ -178,7 +178,7 @@ def _check_magic(path: Path) -> int:
         raise _refuse(path, "the file is empty (0 bytes)", "an FCS file with events", again)
     if not head.startswith(b"FCS"):
         found = f"it begins with {head[:6]!r}, not with FCS"
-        raise _refuse(path, found, "an FCS 2.0, 3.0 or 3.1 file", "mend the path, or export as FCS")
+        raise _refuse(path, found, "an FCS file, 2.0 to 3.2", "mend the path, or export as FCS")
     if len(head) < HEADER_BYTES:
         found = f"it is cut off after {size} bytes, inside its HEADER"
         raise _refuse(path, found, "a whole FCS file", again)

@@ -339,7 +339,7 @@ def check_source(
     Refusals
         With the first mistake of every session.
     """
-    found = []
+    found: list[Refusal] = _seen_again(row, units)
     for unit in units:
         try:
             recording = read_recording(session_row(row, unit["session"]))
@@ -348,6 +348,22 @@ def check_source(
             found.append(refusal)
     if found:
         raise Refusals(found)
+
+
+def _seen_again(row: dict[str, Any], units: list[dict[str, str]]) -> list[Refusal]:
+    """Refuse subjects that are held out in one session and pretrained on in another."""
+    subjects: dict[str, set[str]] = {"held_out": set(), "seen": set()}
+    for unit in units:
+        role = unit.get("role", "both")
+        kind = role if role == "held_out" else "seen" if role in ("both", "pretrain") else ""
+        if kind:
+            subjects[kind].add(unit.get("subject", unit["session"]))
+    again = sorted(subjects["held_out"] & subjects["seen"])
+    if not again:
+        return []
+    where, fix = f"sheet {row['sheet']}, column 'role'", "give all of their sessions held_out"
+    found = f"{', '.join(again)} both held_out and pretrained on"
+    return [Refusal(where, found, "a subject that is either seen or held out", fix)]
 
 
 def check_recording(recording: Recording, settings: dict[str, Any]) -> None:

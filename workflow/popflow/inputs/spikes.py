@@ -162,16 +162,15 @@ def _read_nwb(path: Path) -> Session:
 
 
 def _recorded(units: Any) -> np.ndarray | None:
-    """Intersect nothing: give the intervals of the first unit when all units share them."""
+    """Give the intervals in which all units were recorded: the intersection of theirs."""
     if "obs_intervals" not in units.colnames:
         return None
-    intervals = [np.asarray(units["obs_intervals"][row], float) for row in range(len(units))]
-    same = all(np.array_equal(intervals[0], other) for other in intervals)
-    return (
-        intervals[0]
-        if same
-        else np.array([[max(i.min() for i in intervals), min(i.max() for i in intervals)]])
-    )
+    shared = np.array([[-np.inf, np.inf]])
+    for row in range(len(units)):
+        own = np.asarray(units["obs_intervals"][row], float).reshape(-1, 2)
+        pairs = [(max(a, c), min(b, d)) for a, b in shared for c, d in own if max(a, c) < min(b, d)]
+        shared = np.array(sorted(pairs)).reshape(-1, 2)
+    return shared
 
 
 def _position(file: Any) -> tuple[np.ndarray, np.ndarray, str]:

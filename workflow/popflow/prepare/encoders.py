@@ -28,7 +28,7 @@ BANDS_HZ = {
 
 
 def stft_image(signal: np.ndarray, rate: float) -> np.ndarray:
-    """Give the time-frequency image that BrainBERT and PopT work on (methods of PopT, 3.3).
+    """Give the time-frequency image that BrainBERT and PopT work on.
 
     One-sided STFT with a Hann window and zero-padded ends, magnitude, first 40 bins (0 to 200 Hz),
     z-scored per bin over the window's own frames, ten frames cut at each end.

@@ -60,9 +60,9 @@ def rereference(
     kinds : list of str
         BIDS types; a common average and nearest contacts stay within a type.
     method : {"laplacian", "nearest", "car", "none"}
-        ``laplacian``: the mean of both neighbours on the shaft (numbers ± 1); shaft ends are lost
-        (PopT, 3.2). ``nearest``: the mean of the `nearest` closest contacts. ``car``: the mean of
-        all channels of the type.
+        ``laplacian``: the mean of both neighbours on the shaft (numbers ± 1), as PopT does;
+        shaft ends are lost. ``nearest``: the mean of the `nearest` closest contacts. ``car``: the
+        mean of all channels of the type.
     nearest : int
 
     Returns

@@ -25,9 +25,10 @@ def log_gated_exponential(tau: Tensor, eta: Tensor) -> Tensor:
     tau, eta : Tensor
         Broadcast against each other.
     """
-    small = torch.log1p(tau * torch.expm1(eta.clamp(max=30.0)))
-    large = torch.logaddexp(torch.log1p(-tau.clamp(max=1 - 1e-15)), torch.log(tau) + eta)
-    return torch.where(eta > 30.0, large, small)
+    # log1p is exact near η = 0; away from it expm1 overflows, or meets -1 where τ is 1.
+    near = torch.log1p(tau * torch.expm1(eta.clamp(-1.0, 30.0)))
+    away = torch.logaddexp(torch.log1p(-tau), torch.log(tau) + eta)
+    return torch.where((eta < -1.0) | (eta > 30.0), away, near)
 
 
 def log_rate_moments(

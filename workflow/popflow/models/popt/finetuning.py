@@ -1,4 +1,4 @@
-"""Decoding with PopT: one linear layer on CLS, the trunk fine-tuned or frozen (section 6)."""
+"""Decoding with PopT: one linear layer on CLS, the trunk fine-tuned or frozen."""
 
 from pathlib import Path
 from typing import Any

@@ -103,7 +103,7 @@ class PopT(nn.Module):
             initialise(self, init)
 
     def code(self, coords: Tensor, segment: Tensor) -> Tensor:
-        """Code positions: four blocks of width / 4 for L, I, P and the segment (section 3.2).
+        """Code positions: four blocks of width / 4 for L, I, P and the segment.
 
         Parameters
         ----------

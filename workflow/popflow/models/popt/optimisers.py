@@ -1,4 +1,4 @@
-"""Optimisers and learning-rate schedules of PopT (section 5.4)."""
+"""Optimisers and learning-rate schedules of PopT."""
 
 import math
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Pretraining of PopT: ensemble-wise and channel-wise discrimination (section 5)."""
+"""Pretraining of PopT: ensemble-wise and channel-wise discrimination (Chau et al. 2025)."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -220,6 +220,15 @@ def pretraining_sessions(sessions: Sequence[Session]) -> list[Session]:
             "no session is for pretraining",
             "at least one session of the role both or pretrain",
             "leave 'role' empty for the sessions to pretrain on",
+        )
+    known = {session.subject for session in chosen}
+    again = sorted({s.subject for s in sessions if s.role == "held_out" and s.subject in known})
+    if again:
+        raise Refusal(
+            "sessions sheet, column 'role'",
+            f"the subjects {', '.join(again)} are pretrained on and held_out",
+            "held_out subjects in no session for pretraining",
+            "give all sessions of a subject that must stay unseen the role held_out",
         )
     return chosen
 

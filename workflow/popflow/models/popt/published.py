@@ -1,4 +1,4 @@
-"""Weights in the layout of the published checkpoints (methods of PopT and BrainBERT)."""
+"""Weights in the layout of the published checkpoints."""
 
 import re
 from pathlib import Path

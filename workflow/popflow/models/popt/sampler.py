@@ -1,4 +1,4 @@
-"""The pretraining examples: pairs of ensembles and swapped channels (PopT, section 5.2).
+"""The pretraining examples: pairs of ensembles and swapped channels (Chau et al. 2025).
 
 A batch is a pure function of seed and step. Only indices are drawn here; features are gathered
 by `gather`.
