@@ -1,5 +1,6 @@
 """Configuration, wildcards and the input and params functions that the rules share."""
 
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -11,6 +12,8 @@ from popflow.inputs import packages, sheets
 from popflow.runtime.fingerprints import code_fingerprint as code
 from popflow.runtime.fingerprints import settings_fingerprint
 from popflow.runtime.refusal import Refusal, Refusals
+
+LIBRARY = Path(popflow_config.__file__).resolve().parents[2]
 
 
 def usable_interpreter():
@@ -38,6 +41,10 @@ def resolved_config():
 
 
 usable_interpreter()
+# Jobs in an environment of conda find the library here; it is not installed there.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(LIBRARY), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 CONFIG = resolved_config()
 
 
@@ -299,7 +306,9 @@ def evaluation_tables():
 def lab_files(wildcards):
     """List the files of every fitted dataset that is not simulated."""
     named = {fit["dataset"] for fit in CONFIG.fits}
-    rows = [row for name, row in CONFIG.datasets.items() if name in named and not is_simulated(name)]
+    rows = [
+        row for name, row in CONFIG.datasets.items() if name in named and not is_simulated(name)
+    ]
     return sorted({file for row in rows for file in sheets.files_of(row)})
 
 

@@ -68,3 +68,14 @@ def test_init_writes_datasets_where_a_file_is_one(tmp_path, modality, make):
     rows = pd.read_csv(sheet, sep="\t")
     assert list(rows.columns) == ["dataset", "modality", "source"]
     assert rows["modality"].tolist() == [modality]
+
+
+def test_init_takes_tables_of_events_and_writes_a_panel(tmp_path):
+    (tmp_path / "a.csv").write_text("FSC-A,FITC-A :: CD3\n1,2\n3,4\n")
+    done = popflow("init", tmp_path, "--modality", "cytometry", "--output", tmp_path / "sheet.tsv")
+    assert done.returncode == 0, done.stderr
+    panel = pd.read_csv(tmp_path / "panel.tsv", sep="\t")
+    assert panel.to_numpy().tolist() == [
+        ["FSC-A", "FSC-A", "ignore"],
+        ["FITC-A", "CD3", "type"],
+    ]

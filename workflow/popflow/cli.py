@@ -145,12 +145,12 @@ def init(
 
 def _write_panel(file: Path, output: Path) -> None:
     """Write the channels of a file as a panel, unless there is one; the user sets the classes."""
-    from popflow.inputs.fcs import open_fcs
+    from popflow.inputs.fcs import open_unit
     from popflow.runtime.files import atomic
 
     if output.exists():
         return
-    channels = open_fcs(file, matrix=False).channels
+    channels = open_unit({"path": str(file)}, {"compensate": "off"}).channels
     lines = ["channel\tmarker\tclass"]
     for row in channels.to_dict("records"):
         other = row["name"].upper().startswith(("FSC", "SSC", "TIME", "EVENT", "WIDTH"))
@@ -171,7 +171,8 @@ def _rows_of(
     ids: set[str] = set()
     for file in files:
         try:
-            row = describe(file).sheet_row
+            table = modality == "cytometry" and file.suffix.lower() in (".csv", ".tsv")
+            row = {"sample": file.stem} if table else describe(file).sheet_row
         except Refusal as refusal:
             refused.append(refusal)
             continue

@@ -61,7 +61,10 @@ def draw_quality(qc: pd.DataFrame, cohort: pd.DataFrame, png_path: str | Path) -
         left.plot([place[name] for name in out], [0] * len(out), "x", color="k", label="excluded")
     left.set_xlabel(f"sample, by batch (n = {len(order)})")
     left.set_ylabel("cells kept")
-    left.set_xticks([])
+    if len(order) <= 24:
+        left.set_xticks(range(len(order)), order["sample"], rotation=60, ha="right", fontsize=6)
+    else:
+        left.set_xticks([])
     left.margins(x=0.01)
     left.set_ylim(0, kept["events"].max() * 1.25)
     left.legend(ncols=4, loc="upper left")
@@ -299,4 +302,5 @@ def _curve(ax, rows, column, colour, name) -> None:
     by_epoch = [(epoch, *mean_interval(own[column])) for epoch, own in rows.groupby("epoch")]
     epoch, mean, low, high = np.array(by_epoch).T
     ax.plot(epoch, mean, color=colour, label=name)
-    ax.fill_between(epoch, low, high, color=colour, alpha=0.15, linewidth=0)
+    if rows["seed"].nunique() >= 3:
+        ax.fill_between(epoch, low, high, color=colour, alpha=0.15, linewidth=0)

@@ -194,7 +194,8 @@ def draw_factors(fits: list[tuple[str, int, InfiniteGPFA]], png: str | Path) -> 
     left.set_title("Energy (dashed: counted above)")
     labels = [NAMES.get(_full(v), v) for v in variants]
     middle.set_xticks(range(bars), labels, rotation=25, ha="right", rotation_mode="anchor")
-    middle.set(ylabel="effective number of factors", xlim=(-0.6, bars - 0.4), ylim=(0, None))
+    middle.set(ylabel="effective number of factors", xlim=(-0.6, bars - 0.4))
+    middle.set_ylim(0, 1.1 * max(model.n_effective_ for _, _, model in fits))
     middle.yaxis.get_major_locator().set_params(integer=True)
     middle.set_title(f"{len({s for _, s, _ in fits})} seeds")
     right.set(xlabel="iteration", ylabel="evidence lower bound (10³ nats)")

@@ -351,7 +351,11 @@ def find_files(folder: str | Path, modality: str) -> list[Path]:
     if modality not in {form.modality for form in FORMATS}:
         known = ", ".join(sorted({form.modality for form in FORMATS}))
         raise Refusal("option --modality", f"found {modality!r}", f"one of {known}", "choose one")
-    files = sorted(p for p in Path(folder).rglob("*") if p.is_file() and suffix_of(p) in suffixes)
+    inside = sorted(p for p in Path(folder).rglob("*") if p.is_file())
+    files = [path for path in inside if suffix_of(path) in suffixes]
+    if modality == "cytometry" and not files:
+        # Tables of events look like any other table; they count where no FCS file is.
+        files = [path for path in inside if suffix_of(path) in (".csv", ".tsv")]
     if not files:
         found = f"no file that ends in {', '.join(sorted(suffixes))}"
         raise Refusal(f"folder {folder}", found, f"files of {modality}", "name another folder")

@@ -69,9 +69,17 @@ def checkpoints_of(snakemake: Any) -> str:
     return f"{snakemake.params.checkpoints}/seed-{snakemake.wildcards.seed}-{data}"
 
 
+def _version(name: str) -> str:
+    """Give a version; in an environment of conda, popflow is on the path but not installed."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
 def _describe(snakemake: Any, log: logging.Logger) -> None:
     """Write what runs, with which versions, settings and inputs."""
-    versions = ", ".join(f"{name} {metadata.version(name)}" for name in VERSIONS)
+    versions = ", ".join(f"{name} {_version(name)}" for name in VERSIONS)
     log.info("rule %s, wildcards %s", snakemake.rule, dict(snakemake.wildcards.items()))
     log.info("python %s, %s, threads %d", platform.python_version(), versions, snakemake.threads)
     for name, value in snakemake.params.items():
