@@ -1,6 +1,5 @@
 """Configuration, wildcards and the input and params functions that the rules share."""
 
-import os
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -11,9 +10,8 @@ from popflow.inputs import config as popflow_config
 from popflow.inputs import packages, sheets
 from popflow.runtime.fingerprints import code_fingerprint as code
 from popflow.runtime.fingerprints import settings_fingerprint
+from popflow.runtime.library import share_library
 from popflow.runtime.refusal import Refusal, Refusals
-
-LIBRARY = Path(popflow_config.__file__).resolve().parents[2]
 
 
 def usable_interpreter():
@@ -41,10 +39,7 @@ def resolved_config():
 
 
 usable_interpreter()
-# Jobs in an environment of conda find the library here; it is not installed there.
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    [str(LIBRARY), *filter(None, [os.environ.get("PYTHONPATH")])]
-)
+share_library()
 CONFIG = resolved_config()
 
 

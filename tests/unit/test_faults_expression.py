@@ -273,3 +273,19 @@ def test_zarr_and_loom_give_what_h5ad_gives(tmp_path):
     assert loom.var_names.tolist() == data.var_names.tolist()
     assert loom.var["gene_symbol"].tolist()[0] == "sym0"
     assert loom.obs["label"].tolist() == data.obs["label"].tolist()
+
+
+@pytest.mark.parametrize("place, value", [(0, 6), (3, -1), (-1, 2**31 - 1)])
+def test_indices_outside_of_the_matrix_are_refused(tmp_path, place, value):
+    data = counts()
+    data.X = scipy.sparse.csr_matrix(data.X)
+    data.write_h5ad(tmp_path / "x.h5ad")
+    with h5py.File(tmp_path / "x.h5ad", "a") as file:
+        file["X/indices"][place] = value
+    with pytest.raises(Refusal, match="indices from 0 to 5"):
+        read_expression(tmp_path / "x.h5ad")
+    with h5py.File(tmp_path / "two.h5", "w") as file:
+        matrix_v2(file, "hg19", np.array([[1, 0], [0, 2], [3, 1]]), ["h1", "h2", "h3"])
+        file["hg19/indices"][0] = value
+    with pytest.raises(Refusal, match="indices from 0 to 2"):
+        read_expression(tmp_path / "two.h5")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 GENE_EXPRESSION = "Gene Expression"
+PIECE = 10_000_000
 NO_MATRIX = "an h5ad with X, raw.X or layers['counts']"
 
 
@@ -48,31 +49,57 @@ def with_matrix(adata: "anndata.AnnData", path: Path) -> "anndata.AnnData":
 
 
 def check_pointers(file: "h5py.Group", path: Path) -> None:
-    """Refuse a sparse matrix whose row pointers overflowed 32 bits: it reads back as zeros."""
+    """Refuse sparse matrices of an h5ad file whose pointers or indices lead outside.
+
+    Row pointers that overflowed 32 bits read back as zeros, and an index outside of the matrix can
+    end the whole process.
+    """
     import h5py
 
-    for name in ("X", "raw/X", "raw.X", "layers/counts"):
+    layers = [f"layers/{name}" for name in file.get("layers", {})]
+    for name in ("X", "raw/X", "raw.X", *layers):
         group = file.get(name)
         if isinstance(group, h5py.Group) and "indptr" in group:
-            pointers = group["indptr"][:]
-            if (pointers[1:] < pointers[:-1]).any() or pointers[-1] != len(group["data"]):
-                found = f"{name}/indptr falls or ends at {pointers[-1]} of {len(group['data'])}"
-                fix = "write the file again with 64-bit row pointers"
-                raise Refusal(f"file {path}", found, "row pointers that rise to the end", fix)
+            shape = group.attrs.get("shape", group.attrs.get("h5sparse_shape"))
+            kind = group.attrs.get("encoding-type", group.attrs.get("h5sparse_format", "csr"))
+            by_rows = "csr" in str(kind)
+            _check_group(group, int(shape[1] if by_rows else shape[0]), name, path)
+
+
+def _check_group(group: "h5py.Group", minor: int, name: str, path: Path) -> None:
+    """Check pointers and, piece by piece, indices of one sparse matrix."""
+    pointers, indices, count = group["indptr"][:], group["indices"], len(group["data"])
+    falls = (pointers[1:] < pointers[:-1]).any() or pointers[0] != 0
+    if falls or pointers[-1] != count or len(indices) != count:
+        found = f"{name}/indptr falls or ends at {pointers[-1]} of {count}"
+        fix = "write the file again with 64-bit row pointers"
+        raise Refusal(f"file {path}", found, "row pointers that rise to the end", fix)
+    for start in range(0, count, PIECE):
+        piece = indices[start : start + PIECE]
+        if piece.min() < 0 or piece.max() >= minor:
+            found = f"{name}/indices hold {piece.max()} (smallest {piece.min()}) of {minor}"
+            fix = "copy the file again; it is damaged"
+            raise Refusal(f"file {path}", found, f"indices from 0 to {minor - 1}", fix)
 
 
 def read_zarr(path: Path) -> "anndata.AnnData":
     """Read a zarr folder or a .zarr.zip."""
     import anndata
+    import scipy.sparse
     from zarr.storage import ZipStore
 
     if path.is_dir():
-        return with_matrix(anndata.read_zarr(path), path)
-    store = ZipStore(path, mode="r")
-    try:
-        return with_matrix(anndata.read_zarr(store), path)
-    finally:
-        store.close()
+        adata = anndata.read_zarr(path)
+    else:
+        store = ZipStore(path, mode="r")
+        try:
+            adata = anndata.read_zarr(store)
+        finally:
+            store.close()
+    for values in (adata.X, *adata.layers.values()):
+        if scipy.sparse.issparse(values):
+            values.check_format(full_check=True)
+    return with_matrix(adata, path)
 
 
 def is_zarr(path: Path) -> bool:
@@ -129,6 +156,9 @@ def read_10x_h5(path: Path, genome: str | None) -> "anndata.AnnData":
             for name, group in file.items()
             if isinstance(group, h5py.Group) and whole <= set(group)
         ]
+        for name in genomes:
+            features = int(file[name]["shape"][0])
+            _check_group(file[name], features, name, path)
         top = ", ".join(file)
         if genomes == ["matrix"] and "features/genome" in file["matrix"]:
             held = {value.decode() for value in file["matrix/features/genome"][:]}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from popflow.inputs.matrices import check_pointers
 from popflow.runtime.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ def rows_on_disk(path: str | Path) -> Rows:
     from anndata.io import read_elem, sparse_dataset
 
     file = h5py.File(path)
+    check_pointers(file, Path(path))
     part = next(name for name in ("layers/counts", "raw/X", "X") if name in file)
     held = file[part]
     var = file["raw/var"] if part == "raw/X" else file["var"]
