@@ -177,5 +177,5 @@ def draw_training(histories: dict[str, pd.DataFrame], png: str | Path) -> None:
     for variant, colour in colours.items():
         axes[1].plot([], [], color=colour, label=NAMES.get(f"urlost {variant}", "URLOST"))
     seeds = table["seed"].nunique()
-    axes[1].legend(title=f"{seeds} seeds each", loc="upper right")
+    axes[1].legend(title=f"{seeds} seeds each", loc="lower right")
     style.save(fig, png, table)
