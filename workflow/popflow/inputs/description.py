@@ -63,6 +63,15 @@ class Description:
         return _finite(asdict(self))
 
 
+def rate_of(text: str | None) -> float | None:
+    """Read a rate in Hz that a sheet or file tells; None for anything but a positive number."""
+    try:
+        rate = float(text or 0)
+    except ValueError:
+        return None
+    return rate if 0 < rate < math.inf else None
+
+
 def _finite(value: Any) -> Any:
     """Replace NaN and infinity, which JSON has no words for."""
     if isinstance(value, dict):

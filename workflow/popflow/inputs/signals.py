@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from popflow.inputs.description import whole_file
+from popflow.inputs.description import rate_of, whole_file
 from popflow.inputs.matlab import list_mat, load_mat
 from popflow.runtime.refusal import Refusal
 
@@ -347,11 +347,8 @@ def _treebank(path: Path, row: dict[str, str]) -> Signals:
 
 
 def _rate(path: Path, row: dict[str, str]) -> float:
-    try:
-        rate = float(row["rate"])
-    except (KeyError, ValueError):
-        rate = 0.0
-    if not rate > 0:
+    rate = rate_of(row.get("rate"))
+    if rate is None:
         found = f"its sampling rate is {row.get('rate', 'not told')!r}"
         fix = "write it under 'rate' in the sessions sheet"
         raise Refusal(f"file {path}", found, "a number of Hz", fix)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from popflow.inputs.description import whole_file
+from popflow.inputs.description import rate_of, whole_file
 from popflow.inputs.matlab import load_mat, refuse_without
 from popflow.runtime.refusal import Refusal
 
@@ -79,11 +79,8 @@ def _rate(place: Path, row: dict[str, str], told: str = "") -> float:
         Without a rate: sample numbers must not be taken for seconds.
     """
     text = row.get("rate_hz") or told
-    try:
-        rate = float(text)
-    except ValueError:
-        rate = 0.0
-    if not rate > 0:
+    rate = rate_of(text)
+    if rate is None:
         found = f"sample numbers, and a sampling rate of {text or 'not told'!r}"
         fix = "write it under 'rate_hz' in a sheet of one row (path, rate_hz)"
         raise Refusal(f"{place}", found, "a sampling rate in Hz", fix)

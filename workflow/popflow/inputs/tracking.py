@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from popflow.inputs.description import whole_file
+from popflow.inputs.description import rate_of, whole_file
 from popflow.runtime.refusal import Refusal
 
 LEAST_LIKELIHOOD = 0.9
@@ -68,11 +68,8 @@ def _once(t: np.ndarray, xy: np.ndarray, notes: list[str]) -> Track:
 def _frames(count: int, path: Path, row: dict[str, str]) -> np.ndarray:
     """Give the times of frames at the rate of the sheet."""
     text = row.get("position_rate_hz", "")
-    try:
-        rate = float(text)
-    except ValueError:
-        rate = 0.0
-    if not rate > 0:
+    rate = rate_of(text)
+    if rate is None:
         found = f"frames without times, at a rate of {text or 'not told'!r}"
         fix = "write the camera's rate under 'position_rate_hz' in the sheet"
         raise Refusal(f"file {path}", found, "frames per second", fix)
