@@ -1,7 +1,7 @@
 """Intracranial EEG -> PopT."""
 
 STORE = ("features.npy", "event_features.npy", "event_spectrogram.npy")
-TABLES = ("windows.tsv", "events.tsv", "electrodes.tsv")
+TABLES = ("windows.tsv", "events.tsv", "electrodes.tsv", "qc.tsv")
 
 
 rule simulate_intracranial:

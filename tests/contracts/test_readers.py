@@ -1,8 +1,10 @@
 """One suite that every reader must pass: paths, broken files, fuzzed bytes."""
 
 import gzip
+import json
 import os
 import shutil
+import tracemalloc
 import uuid
 from pathlib import Path
 from unittest import mock
@@ -194,6 +196,28 @@ def neurosuite(folder):
     return place
 
 
+def traces(folder):
+    path = folder / "traces.csv"
+    frame = pd.DataFrame({"time": np.arange(40) / 20.0})
+    for cell in ("C00", "C01", "C02"):
+        frame[cell] = np.random.default_rng(len(cell)).random(40)
+    frame.to_csv(path, index=False)
+    return path
+
+
+def minian(folder):
+    path = folder / "C.zarr"
+    (path / "C").mkdir(parents=True)
+    (path / ".zgroup").write_text('{"zarr_format": 2}')
+    (path / "C/.zattrs").write_text('{"_ARRAY_DIMENSIONS": ["unit_id", "frame"]}')
+    kind = {"zarr_format": 2, "shape": [3, 40], "chunks": [3, 40], "dtype": "<f4", "order": "C"}
+    kind |= {"fill_value": None, "filters": None, "compressor": None}
+    (path / "C/.zarray").write_text(json.dumps(kind))
+    values = np.random.default_rng(0).random((3, 40)).astype("<f4")
+    (path / "C/0.0").write_bytes(values.tobytes())
+    return path
+
+
 FILES = {
     "fcs": fcs,
     "h5ad": h5ad,
@@ -207,10 +231,14 @@ FILES = {
     "npz": npz,
     "mat": mat,
     "spike table": spike_table,
+    "traces": traces,
 }
-FOLDERS = {"10x folder": mtx, "phy": phy, "neurosuite": neurosuite}
+FOLDERS = {"10x folder": mtx, "phy": phy, "neurosuite": neurosuite, "minian": minian}
 #: A table that ends early is a shorter table.
-BINARY = sorted(set(FILES) - {"table", "spike table", "brainvision"})
+BINARY = sorted(set(FILES) - {"table", "spike table", "traces", "brainvision"})
+
+
+LARGEST_ALLOCATION = 32 * 2**20
 
 
 def told(path):
@@ -314,9 +342,18 @@ def test_changed_bytes_give_a_description_or_a_refusal(kind, tmp_path_factory):
         for place, value in changes:
             changed[place] = value
         path.write_bytes(bytes(changed[: len(changed) - cut]))
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
         try:
             assert describe(path).shape
         except Refusal as refusal:
             assert str(Path(path).name) in str(refusal)
+        # Headers are not believed: a size that they declare is held against the file first.
+        assert tracemalloc.get_traced_memory()[1] - before < LARGEST_ALLOCATION + 4 * len(data)
 
-    hold()
+    describe(path)  # the modules that it needs are not counted
+    tracemalloc.start()
+    try:
+        hold()
+    finally:
+        tracemalloc.stop()

@@ -257,6 +257,25 @@ def test_tracks(name, frames, shared_data):
     assert told.format == "tracking" and told.shape == [frames, 2]
 
 
+@pytest.mark.parametrize("name", ["C", "C_lp"])
+def test_calcium_traces_of_minian(name, shared_data):
+    import zarr
+
+    from popflow.inputs.spikes import read_session
+
+    folder = shared_data / "place_cells/miniscope_1d"
+    stored = zarr.open_group(str(folder / f"neural_data/{name}.zarr"), mode="r")[name][:]
+    told = describe(folder / f"neural_data/{name}.zarr")
+    assert told.shape == [10_000, 10] and close(told.raw_mean, stored.mean(1, dtype=float))
+    row = {"times": "../neural_timestamp.csv", "position": "../behavior_position.csv"}
+    row |= {"position_times": "../behavior_timestamp.csv"}
+    session = read_session(folder / f"neural_data/{name}.zarr", row)
+    # Eleven time stamps of this camera are two minutes off.
+    assert session.traces.out_of_order == 11 and len(session.position_t) == 10_000
+    step = np.diff(session.traces.t)
+    assert np.median(step) == pytest.approx(0.0494, abs=1e-3) and step.max() < 1
+
+
 @pytest.mark.parametrize("name", ["neural_timestamp.csv", "behavior_timestamp.csv"])
 def test_tables_of_time_stamps_are_read_as_they_stand(name, shared_data):
     expected = OTHERS[f"place_cells/miniscope_1d/{name}"]["shape"]

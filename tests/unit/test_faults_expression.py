@@ -289,3 +289,27 @@ def test_indices_outside_of_the_matrix_are_refused(tmp_path, place, value):
         file["hg19/indices"][0] = value
     with pytest.raises(Refusal, match="indices from 0 to 2"):
         read_expression(tmp_path / "two.h5")
+
+
+@pytest.mark.parametrize("name", ["tissue_positions.csv", "tissue_positions_list.csv"])
+@pytest.mark.parametrize("header", [True, False])
+def test_exp_18_places_of_spots_under_both_names(name, header, tmp_path):
+    path = tmp_path / "filtered_feature_bc_matrix"
+    folder_10x(path, [("ENSG01", "A"), ("ENSG02", "B")], np.arange(6).reshape(2, 3))
+    (tmp_path / "spatial").mkdir()
+    lines = [
+        "CELL2-1,0,2,5,30,40",
+        "CELL0-1,1,0,1,10,20",
+        "CELL1-1,1,1,3,20,30",
+        "CELL9-1,0,9,9,90,95",
+    ]
+    columns = "barcode,in_tissue,array_row,array_col,pxl_row_in_fullres,pxl_col_in_fullres"
+    (tmp_path / "spatial" / name).write_text("\n".join([columns] * header + lines) + "\n")
+    read = read_expression(path)
+    assert read.obs["spatial_x"].tolist() == [20, 30, 40]
+    assert read.obs["spatial_y"].tolist() == [10, 20, 30]
+    assert read.obs["in_tissue"].tolist() == [1, 1, 0]
+    assert "places of 3 spots" in read.uns["reading"][-1]
+    (tmp_path / "spatial" / name).write_text("\n".join(lines[1:]) + "\n")
+    with pytest.raises(Refusal, match="1 of 3 spots have no place"):
+        read_expression(path)

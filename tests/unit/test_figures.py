@@ -23,6 +23,7 @@ def session(position):
         "label": np.array(["run"] * bins),
         "epoch": np.zeros(bins, int),
         "unit": np.array(list("abcd")),
+        "kind": "spikes",
     }
 
 

@@ -151,6 +151,23 @@ def test_parts_do_not_share_samples(tmp_path):
     assert (windows["part"] == "purged").sum() > 0
 
 
+def test_everything_read_is_kept_or_dropped_with_a_reason(tmp_path):
+    import pandas as pd
+
+    x = np.random.default_rng(0).normal(0, 30, (7, 40 * 256 + 100))
+    x[3] = 0.0
+    events = pd.DataFrame({"onset": [2.0, 39.9, np.nan], "duration": 1.0})
+    prepared(tmp_path, recording(x, events=events), reference="car")
+    (file,) = tmp_path.rglob("qc.tsv")
+    table = pd.read_csv(file, sep="\t", keep_default_na=False)
+    sums = table.groupby(["item", "kind"])["count"].sum().unstack(fill_value=0)
+    assert set(sums.index) == {"samples", "windows", "events", "channels"}
+    assert (sums["read"] == sums["kept"] + sums["dropped"]).all()
+    assert sums.loc["events", "kept"] == 1 and sums.loc["samples", "read"] == x.shape[1]
+    reasons = set(table.loc[table["kind"] == "dropped", "reason"])
+    assert {"flat", "no onset", "outside the recording"} <= reasons
+
+
 def test_the_rate_comes_from_the_recording(tmp_path):
     """IEEG-10: windows are in seconds, whatever the rate."""
     x = np.random.default_rng(0).normal(0, 30, (4, 20 * 1019))

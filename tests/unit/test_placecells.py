@@ -189,6 +189,25 @@ def test_quiet_and_loud_units_are_dropped_with_a_reason():
         prepare_placecells(Session({"a": np.arange(5.0)}, np.empty(0), np.empty((0, 2))), SETTINGS)
 
 
+def test_trials_of_nwb_number_the_bins(tmp_path):
+    from datetime import UTC, datetime
+
+    from pynwb import NWBHDF5IO, NWBFile
+
+    file = NWBFile("t", "t", datetime(2000, 1, 1, tzinfo=UTC))
+    file.add_unit(spike_times=np.arange(0, 20, 0.25), id=1)
+    file.add_trial_column("side", "of the reward")
+    for start, side in ((2.0, "left"), (10.0, "right")):
+        file.add_trial(start_time=start, stop_time=start + 4.0, side=side)
+    with NWBHDF5IO(str(tmp_path / "t.nwb"), "w") as io:
+        io.write(file)
+    session = read_session(tmp_path / "t.nwb")
+    assert session.trials == [(2.0, 6.0, "left"), (10.0, 14.0, "right")]
+    arrays, _ = prepare_placecells(session, SETTINGS | {"bin_s": 1.0})
+    assert arrays["trial"].tolist()[:16] == [-1] * 2 + [0] * 4 + [-1] * 4 + [1] * 4 + [-1] * 2
+    assert arrays["trial_label"].astype(str)[3] == "left" and arrays["trial_label"][0] == b""
+
+
 def test_rate_maps_divide_by_occupancy():
     draw = np.random.default_rng(0)
     xy = draw.random((20_000, 2)) ** [2, 1]
@@ -205,6 +224,7 @@ def test_evaluation_puts_peers_on_the_same_entries(simulated):
         "label": arrays["label"].astype(str),
         "unit": arrays["unit"].astype(str),
         "bin_s": 0.2,
+        "kind": "spikes",
     }
     model = fit_session(session, model_settings(iterations=8), seed=0)
     options = resolve("evaluate-placecells", {"draws": 20, "peer_iterations": 5, "shifts": 30}, "t")

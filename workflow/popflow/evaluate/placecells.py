@@ -9,6 +9,7 @@ import pandas as pd
 from popflow.evaluate.metrics import auroc
 from popflow.evaluate.statistics import circular_shift_null, false_discovery, p_value
 from popflow.models.infinite_gpfa import InfiniteGPFA
+from popflow.models.infinite_gpfa.session import activity_of, hold_out_of
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +50,8 @@ def evaluate_placecells(
             associations.append(table.assign(variant=variant, seed=seed))
     for seed in sorted({seed for _, seed, _ in fits}):
         held = hold_out_of(session, seed)
-        rows += _scores("mean rate", "", seed, session, held, _mean_rate_terms(session, held))
-        terms = elephant_terms(session, held, settings)
+        rows += _scores("mean rate", "", seed, session, held, constant_terms(session, seed))
+        terms = elephant_terms(session, seed, settings)
         rows += _scores("elephant_gpfa", "", seed, session, held, terms)
     table = pd.DataFrame(rows)
     table.insert(0, "dataset", dataset)
@@ -68,7 +69,8 @@ def _score_fit(
     """Score one fit; give its rows, and its association with the phases when it has masks."""
     method, bins = "infinite_gpfa", len(session["t"])
     held = hold_out_of(session, seed)
-    terms = model.log_predictive(session["counts"], held, session["exposure"], settings["draws"])
+    activity = activity_of(session, seed)
+    terms = model.log_predictive(activity, held, session["exposure"], settings["draws"])
     rows = _scores(method, variant, seed, session, held, terms)
     count = model.n_effective_
     rows.append(_row(method, variant, seed, "factors", "effective number", count, bins))
@@ -82,11 +84,6 @@ def _score_fit(
         rows.append(_row(method, variant, seed, task, "p of the best mask", p, bins))
         rows.append(_row("rotated labels", "", seed, task, "best mask AUC", null, bins))
     return rows, table
-
-
-def hold_out_of(session: dict[str, np.ndarray], seed: int) -> np.ndarray:
-    """Give the hold-out mask that a fit with a seed uses, (T, N) bool."""
-    return session["held_out"][seed % len(session["held_out"])]
 
 
 def _row(method, variant, seed, task, metric, value, n) -> dict[str, Any]:
@@ -103,15 +100,14 @@ def _row(method, variant, seed, task, metric, value, n) -> dict[str, Any]:
 
 
 def _scores(method, variant, seed, session, held, terms) -> list[dict[str, Any]]:
-    """Turn log-likelihoods of held-out entries into bits per spike and nats per entry."""
-    base = _mean_rate_terms(session, held)
-    spikes = session["counts"][held].sum()
-    bits = (terms.sum() - base.sum()) / (spikes * np.log(2))
-    task = "held-out entries"
-    return [
-        _row(method, variant, seed, task, "bits per spike", bits, held.sum()),
-        _row(method, variant, seed, task, "log-likelihood per entry", terms.mean(), held.sum()),
-    ]
+    """Turn log-likelihoods of held-out entries into nats per entry, and bits per spike."""
+    task, n = "held-out entries", held.sum()
+    rows = [_row(method, variant, seed, task, "log-likelihood per entry", terms.mean(), n)]
+    if session["kind"] == "spikes":
+        base = constant_terms(session, seed)
+        bits = (terms.sum() - base.sum()) / (session["counts"][held].sum() * np.log(2))
+        rows.append(_row(method, variant, seed, task, "bits per spike", bits, n))
+    return rows
 
 
 def mean_rates(session: dict[str, np.ndarray], held: np.ndarray) -> np.ndarray:
@@ -121,9 +117,13 @@ def mean_rates(session: dict[str, np.ndarray], held: np.ndarray) -> np.ndarray:
     return np.maximum((session["counts"] * seen).sum(0) / seconds, SMALLEST_RATE)
 
 
-def _mean_rate_terms(session, held) -> np.ndarray:
+def constant_terms(session: dict[str, np.ndarray], seed: int) -> np.ndarray:
+    """Give log-likelihoods of held-out entries under each unit's mean rate, or mean and sd."""
+    held, activity = hold_out_of(session, seed), activity_of(session, seed)
+    if session["kind"] == "traces":
+        return _normal_terms(activity, np.zeros(activity.shape), np.ones(activity.shape), held)
     rate = mean_rates(session, held) * session["bin_s"] * session["exposure"][:, None]
-    return _poisson_terms(session["counts"][held], rate[held])
+    return _poisson_terms(activity[held], rate[held])
 
 
 def _poisson_terms(counts: np.ndarray, expected: np.ndarray) -> np.ndarray:
@@ -132,25 +132,33 @@ def _poisson_terms(counts: np.ndarray, expected: np.ndarray) -> np.ndarray:
     return poisson.logpmf(counts, np.maximum(expected, 1e-9))
 
 
+def _normal_terms(values, mean, variance, held) -> np.ndarray:
+    from scipy.stats import norm
+
+    return norm.logpdf(values[held], mean[held], np.sqrt(np.maximum(variance[held], 1e-9)))
+
+
 def elephant_terms(
-    session: dict[str, np.ndarray], held: np.ndarray, settings: dict[str, Any]
+    session: dict[str, np.ndarray], seed: int, settings: dict[str, Any]
 ) -> np.ndarray:
     """Give log-likelihoods of held-out entries under Elephant's GPFA.
 
-    It is fitted to square roots of counts, cut into pieces of equal length. It knows no missing
-    entries: they start at the unit's mean and are replaced by its own prediction, twice. The
-    predicted square root x with variance s² gives the rate x² + s² of a Poisson count.
+    It is fitted to square roots of counts (to traces as they are), cut into pieces of equal length.
+    It knows no missing entries: they start at the unit's mean and are replaced by its own
+    prediction, twice. The predicted square root x with variance s² gives the rate x² + s² of a
+    Poisson count.
     """
-    counts, length = session["counts"], int(settings["peer_trial_s"] / session["bin_s"])
-    root = np.sqrt(counts.astype(float))
+    held, activity = hold_out_of(session, seed), activity_of(session, seed).astype(float)
+    spikes, length = session["kind"] == "spikes", int(settings["peer_trial_s"] / session["bin_s"])
+    root = np.sqrt(activity) if spikes else activity
     mean = np.array([root[~held[:, n], n].mean() for n in range(root.shape[1])])
     filled = np.where(held, mean, root)
-    expected = np.tile(mean**2, (len(root), 1))
     for _ in range(IMPUTATIONS):
         predicted, variance = _elephant(filled, length, session["bin_s"], settings)
-        expected = predicted**2 + variance
-        filled = np.where(held, np.maximum(predicted, 0.0), root)
-    return _poisson_terms(counts[held], expected[held])
+        filled = np.where(held, np.maximum(predicted, 0.0) if spikes else predicted, root)
+    if not spikes:
+        return _normal_terms(activity, predicted, variance, held)
+    return _poisson_terms(activity[held], (predicted**2 + variance)[held])
 
 
 def _elephant(
@@ -280,3 +288,22 @@ def spatial_information(maps: np.ndarray, occupancy: np.ndarray) -> np.ndarray:
     mean = (share * rate).sum((1, 2), keepdims=True)
     ratio = rate / np.maximum(mean, 1e-12)
     return (share * ratio * np.log2(np.maximum(ratio, 1e-12))).sum((1, 2))
+
+
+def explained_by_place(maps: np.ndarray, occupancy: np.ndarray) -> np.ndarray:
+    """Variance of a map over the time spent there, for values of variance 1 over time.
+
+    Parameters
+    ----------
+    maps : (K, bins, bins) array
+        Of standardised traces.
+    occupancy : (bins, bins) array
+
+    Returns
+    -------
+    (K,) array
+        The share of a trace's variance that its place tells.
+    """
+    share, values = occupancy / occupancy.sum(), np.nan_to_num(maps)
+    mean = (share * values).sum((1, 2), keepdims=True)
+    return (share * (values - mean) ** 2).sum((1, 2))

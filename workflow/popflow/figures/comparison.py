@@ -134,7 +134,8 @@ def _panel(ax, rows, table, panel, order, models) -> None:
     ax.grid(axis="y", color="0.92", linewidth=0.6)
     ax.set_axisbelow(True)
     ax.tick_params(axis="y", length=0)
-    ax.set_xlabel(f"{panel.label}\nn = {_span(sizes)}, {_span(repeats)} seeds")
+    noun = "seed" if _span(repeats) == "1" else "seeds"
+    ax.set_xlabel(f"{panel.label}\nn = {_span(sizes)}, {_span(repeats)} {noun}")
 
 
 def _span(values: set[int]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from popflow.evaluate.placecells import rate_maps, spatial_information
+from popflow.evaluate.placecells import explained_by_place, rate_maps, spatial_information
 from popflow.figures import comparison, style
 from popflow.models.infinite_gpfa import InfiniteGPFA
 
@@ -17,6 +17,7 @@ NAMES = {
     "mean rate": "mean rate",
 }
 SHOWN_S = 120.0
+YEARS_S = 1e7
 
 
 def _phase_colours(labels: np.ndarray) -> dict[str, str]:
@@ -59,15 +60,30 @@ def _placed(session: dict[str, Any]) -> bool:
     )
 
 
+def _rates(session: dict[str, Any]) -> np.ndarray:
+    """Give spikes per second, or traces in standard deviations from their mean, (T, N)."""
+    if session["kind"] == "spikes":
+        return session["counts"] / session["bin_s"]
+    values = np.where(session["used"][:, None], session["counts"], np.nan)
+    return np.nan_to_num((values - np.nanmean(values, 0)) / np.nanstd(values, 0))
+
+
+def _clock(session: dict[str, Any]) -> dict[str, Any]:
+    """Count time from the first bin when the clock is that of a computer (years of seconds)."""
+    t = session["t"]
+    return session | {"t": t - t[0] + session["bin_s"] / 2} if t[0] > YEARS_S else session
+
+
 def draw_raster(session: dict[str, Any], png: str | Path) -> None:
     """Draw binned spikes of all units and the position over two minutes, and the whole path."""
+    session, spikes = _clock(session), session["kind"] == "spikes"
     start, stop = _window(session)
     t = session["t"]
     here = (t >= start) & (t <= stop)
     placed = _placed(session)
     if placed:
-        maps, _ = rate_maps(session, session["counts"] / session["bin_s"])
-        peaks = [np.nanargmax(np.nan_to_num(m, nan=-1.0)) for m in maps]
+        maps, _ = rate_maps(session, _rates(session))
+        peaks = [np.nanargmax(np.nan_to_num(m, nan=-np.inf)) for m in maps]
     else:
         peaks = -session["counts"].mean(0)
     order = np.argsort(peaks, kind="stable")
@@ -75,7 +91,7 @@ def draw_raster(session: dict[str, Any], png: str | Path) -> None:
     grid = fig.add_gridspec(3, 2, width_ratios=[3.2, 1], height_ratios=[2.2, 0.6, 0.6])
     raster, path = fig.add_subplot(grid[0, 0]), fig.add_subplot(grid[:, 1])
     axes = [fig.add_subplot(grid[row, 0], sharex=raster) for row in (1, 2)]
-    counts = session["counts"][here][:, order].T
+    counts = (session["counts"] if spikes else _rates(session))[here][:, order].T
     image = raster.imshow(
         counts,
         aspect="auto",
@@ -86,7 +102,8 @@ def draw_raster(session: dict[str, Any], png: str | Path) -> None:
     )
     raster.set(ylabel="unit, by place of its peak" if placed else "unit, by rate")
     raster.tick_params(labelbottom=False)
-    fig.colorbar(image, ax=raster, label=f"spikes per {session['bin_s']:g} s", pad=0.01)
+    label = f"spikes per {session['bin_s']:g} s" if spikes else "signal above its mean (sd)"
+    fig.colorbar(image, ax=raster, label=label, pad=0.01)
     unit = session["position_unit"] or "a.u."
     for axis, name in enumerate("xy"[: session["position"].shape[1]]):
         _shade_phases(axes[axis], session, start, stop)
@@ -115,6 +132,7 @@ def draw_latents(
     association : DataFrame
         Rows of the same fit.
     """
+    session = _clock(session)
     start, stop = _window(session)
     t = session["t"]
     here = (t >= start) & (t <= stop)
@@ -218,8 +236,10 @@ def draw_maps(session: dict[str, Any], model: InfiniteGPFA, png: str | Path) -> 
         text = "No maps: the position of the animal is not known in any bin."
         style.say(png, text, pd.DataFrame(columns=["kind", "name", "x_bin", "y_bin", "value"]))
         return
-    maps, occupancy = rate_maps(session, session["counts"] / session["bin_s"])
-    information = spatial_information(maps, occupancy)
+    maps, occupancy = rate_maps(session, _rates(session))
+    spikes = session["kind"] == "spikes"
+    information = (spatial_information if spikes else explained_by_place)(maps, occupancy)
+    told = "{:.2f} bits/spike" if spikes else "$R^2$ of place {:.2f}"
     best = np.argsort(-information, kind="stable")[:6]
     count = max(1, min(6, model.n_effective_))
     latent, _ = rate_maps(session, model.gated_mean_[:, :count])
@@ -227,10 +247,12 @@ def draw_maps(session: dict[str, Any], model: InfiniteGPFA, png: str | Path) -> 
     axes = fig.subplots(2, 6)
     rows = []
     for ax, unit in zip(axes[0], best, strict=False):
-        image = ax.imshow(maps[unit].T, origin="lower", cmap=style.SEQUENTIAL, vmin=0)
-        fig.colorbar(image, ax=ax, location="bottom", shrink=0.85, label="Hz", pad=0.04)
+        lowest = 0 if spikes else None
+        image = ax.imshow(maps[unit].T, origin="lower", cmap=style.SEQUENTIAL, vmin=lowest)
+        label = "Hz" if spikes else "signal (sd)"
+        fig.colorbar(image, ax=ax, location="bottom", shrink=0.85, label=label, pad=0.04)
         ax.set_title(
-            f"unit {session['unit'][unit]}\n{information[unit]:.2f} bits/spike",
+            f"unit {session['unit'][unit]}\n{told.format(information[unit])}",
             fontweight="normal",
             fontsize=6.5,
         )
@@ -262,11 +284,13 @@ def _long(image: np.ndarray, kind: str, name: Any) -> list[dict[str, Any]]:
 def draw_comparison(evaluation: pd.DataFrame, png: str | Path) -> None:
     """Draw held-out scores of every method, and how well the best mask follows the phases."""
     panels = [
-        comparison.Panel("held-out entries", "bits per spike", "bits per spike, held out", 0.0),
         comparison.Panel(
             "held-out entries", "log-likelihood per entry", "log-likelihood (nats per entry)"
         ),
     ]
+    if (evaluation["metric"] == "bits per spike").any():
+        bits = ("held-out entries", "bits per spike", "bits per spike, held out", 0.0)
+        panels.insert(0, comparison.Panel(*bits))
     if (evaluation["task"] == "task phase").any():
         panels.append(
             comparison.Panel(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from popflow.inputs import matrices
 from popflow.inputs.description import Description, whole_file
 from popflow.inputs.registry import suffix_of
+from popflow.inputs.spatial import add_positions
 from popflow.runtime.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -47,7 +48,9 @@ def read_expression(
     -------
     AnnData
         `X` as stored, `obs` and `var` indexed by text ids; ``var["gene_symbol"]`` and
-        ``var["gene_version"]`` where the file has them; ``uns["reading"]`` lists what was odd.
+        ``var["gene_version"]`` where the file has them; places of spots (``spatial_x``, …) in
+        `obs` where Space Ranger's folder ``spatial`` is there; ``uns["reading"]`` lists what was
+        odd.
 
     Raises
     ------
@@ -64,6 +67,8 @@ def read_expression(
             found = f"{adata.n_obs} samples and {adata.n_vars} genes"
             raise Refusal(f"file {path}", found, "one of each or more", "export the whole matrix")
         adata = check_names(adata, path, duplicates)
+        if path.is_dir() or suffix_of(path) == ".h5":
+            add_positions(adata, path)
     adata.uns["source"] = str(path)
     return adata
 

@@ -28,8 +28,7 @@ def load_mat(path: Path, names: list[str] | None = None) -> dict[str, Any]:
 
     with whole_file(path):
         data = path.read_bytes()
-        if len(data) < 128:
-            raise ValueError(f"{len(data)} bytes are no header")
+        _check_version(data)
         _check(data[128:], "<" if data[126:128] == b"IM" else ">")
         held = scipy.io.loadmat(path, variable_names=names)
     return {name: value for name, value in held.items() if not name.startswith("__")}
@@ -40,7 +39,17 @@ def list_mat(path: Path) -> dict[str, tuple[int, ...]]:
     import scipy.io
 
     with whole_file(path):
+        with open(path, "rb") as file:
+            _check_version(file.read(128))
         return {name: shape for name, shape, _ in scipy.io.whosmat(path)}
+
+
+def _check_version(header: bytes) -> None:
+    """Stop at MATLAB 4, whose sizes scipy believes: a zero among the first four bytes tells it."""
+    if len(header) < 128:
+        raise ValueError(f"{len(header)} bytes are no header")
+    if 0 in header[:4]:
+        raise ValueError("not MATLAB 5 or 7.3 (MATLAB 4, or no MATLAB file); save it with -v7")
 
 
 def _check(data: bytes, order: str) -> None:

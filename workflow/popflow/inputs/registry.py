@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from popflow.inputs.calcium import is_minian
 from popflow.inputs.description import Description
 from popflow.inputs.matrices import is_zarr
 from popflow.runtime.refusal import Refusal
@@ -237,6 +238,17 @@ FORMATS = (
     ),
     Format(
         "placecells",
+        "calcium traces",
+        (".zarr", ".csv", ".tsv"),
+        "spikes:describe",
+        "Minian's zarr (v2), tables",
+        "cells × frames; times of frames from the table, a table beside it or a rate; accepted "
+        "cells of Inscopix",
+        "frames without times, times that do not rise",
+        "a miniscope on a track",
+    ),
+    Format(
+        "placecells",
         "Trodes tracking",
         (".videopositiontracking",),
         "tables:describe_track",
@@ -327,6 +339,8 @@ def _reader(name: str) -> Callable[..., Description]:
 
 def _describe_folder(path: Path) -> Description:
     """Describe a matrix folder, or the only readable file below a folder."""
+    if is_minian(path):
+        return _reader("spikes:describe")(path)
     if any(path.glob("*matrix.mtx*")) or is_zarr(path):
         return _reader("expression:describe")(path)
     if (path / "spike_times.npy").is_file() or any(path.glob("*.res.*")):

@@ -11,12 +11,13 @@ from typing import Any
 
 from popflow.inputs import packages
 from popflow.inputs.settings import mistakes, schema
+from popflow.inputs.spatial import positions_file
 from popflow.runtime.refusal import Refusal, Refusals
 
 SIMULATED = "simulated"
 UNIT_COLUMNS = {"cytometry": "sample", "intracranial": "session"}
 #: Columns that name files beside the unit's own, and files relative to the source.
-BESIDE = ("position", "epochs", "names")
+BESIDE = ("position", "epochs", "times", "position_times", "names")
 IN_SOURCE = ("cell_types", "electrodes", "channels", "events")
 IDS = UNIT_COLUMNS | {"expression": "sample"}
 
@@ -254,8 +255,10 @@ def files_of(row: dict[str, Any]) -> list[str]:
     if named:
         return files + sorted(_expanded(units, Path(row["source"])))
     source = Path(row["source"])
-    inside = sorted(str(path) for path in source.rglob("*") if path.is_file())
-    return files + ([str(source)] if source.is_file() else inside)
+    inside = [path for path in source.rglob("*") if path.is_file()]
+    places = positions_file(source) if row["modality"] == "expression" else None
+    found = {source} if source.is_file() else set(inside)
+    return files + sorted(str(path) for path in found | ({places} if places else set()))
 
 
 def _expanded(units: list[dict[str, str]], source: Path) -> set[str]:
@@ -264,11 +267,19 @@ def _expanded(units: list[dict[str, str]], source: Path) -> set[str]:
     for unit in units:
         path = Path(unit["path"])
         inside = path.rglob("*") if path.is_dir() else [path, *_beside(path)]
-        folder = path if path.is_dir() else path.parent
-        named = [folder / unit[column] for column in BESIDE if column in unit]
+        named = [Path(file) for file in beside_session(path, unit).values()]
         named += [source / unit[column] for column in IN_SOURCE if column in unit]
         found |= {file for file in [*inside, *named] if file.is_file()}
     return {str(file) for file in found}
+
+
+def beside_session(path: Path, unit: dict[str, str]) -> dict[str, str]:
+    """Give the files that a sheet names beside a session, by column.
+
+    They stand relative to the session's folder, which is the path itself for a folder of a sorter.
+    """
+    folder = path if path.is_dir() and path.suffix.lower() != ".zarr" else path.parent
+    return {column: str(folder / unit[column]) for column in BESIDE if column in unit}
 
 
 def _beside(path: Path) -> list[Path]:

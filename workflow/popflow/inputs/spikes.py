@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from popflow.inputs import sorted_units
+from popflow.inputs.calcium import Traces, is_minian, is_trace_table, read_traces
 from popflow.inputs.description import Description, whole_file
+from popflow.inputs.sheets import beside_session
 from popflow.inputs.tracking import read_tracking
 from popflow.runtime.files import read_tsv
 from popflow.runtime.refusal import Refusal
@@ -20,8 +22,8 @@ CLOCK_RATIO = 3.0
 LONGEST_TRACK = 50.0
 PLAUSIBLE_HZ = (1e-3, 1e3)
 ACCEPTED = (
-    "NWB, .npz, a phy or Neurosuite folder, .mat of CellExplorer or MatClust, or a table of spikes "
-    "(unit, time)"
+    "NWB, .npz, a phy or Neurosuite folder, .mat of CellExplorer or MatClust, a table of spikes "
+    "(unit, time), or calcium traces (Minian's zarr, a table of times and cells)"
 )
 
 
@@ -39,6 +41,10 @@ class Session:
     position_unit : str
     epochs : list of (start, stop, label)
         Sorted by start.
+    trials : list of (start, stop, label)
+        Sorted by start.
+    traces : Traces or None
+        Continuous signals of cells, instead of spikes.
     recorded : (k, 2) float array or None
         Intervals in which spikes were detected; None means always.
     format, version : str
@@ -54,6 +60,21 @@ class Session:
     format: str = ""
     version: str = ""
     warnings: list[str] = field(default_factory=list)
+    trials: list[tuple[float, float, str]] = field(default_factory=list)
+    traces: Traces | None = None
+
+    @property
+    def units(self) -> list[str]:
+        """Ids of the units or cells."""
+        return list(self.spikes) if self.traces is None else self.traces.names
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """First and last time of the activity, in seconds."""
+        if self.traces is not None:
+            return float(self.traces.t[0]), float(self.traces.t[-1])
+        filled = [times for times in self.spikes.values() if len(times)]
+        return min(times[0] for times in filled), max(times[-1] for times in filled)
 
 
 def read_session(path: str | Path, row: dict[str, str] | None = None) -> Session:
@@ -66,22 +87,24 @@ def read_session(path: str | Path, row: dict[str, str] | None = None) -> Session
         `position` and `epoch_start`, `epoch_stop`, `epoch_label`; what `sorted_units` reads (a phy
         or Neurosuite folder, ``.mat`` of CellExplorer or MatClust, a table of spikes).
     row : dict, optional
-        Of the sheet: `rate_hz` where spikes are sample numbers; `position` and `epochs`, files
-        beside `path`; `position_rate_hz`, `position_unit`.
+        Of the sheet: `rate_hz` where spikes are sample numbers and for frames without times;
+        `position`, `epochs`, `times` and `position_times`, files beside `path`;
+        `position_rate_hz`, `position_unit`.
 
     Raises
     ------
     Refusal
         For a file that is absent, broken, without units, or whose times cannot be seconds.
     """
-    path, row = Path(path), row or {}
+    path = Path(path)
     if not path.exists():
         raise Refusal(f"file {path}", "no such file", ACCEPTED, "mend the path")
+    row = dict(row or {}) | beside_session(path, row or {})
     with whole_file(path):
         session = _read(path, row)
-    if not session.spikes:
+    if not session.units or not (session.traces or any(map(len, session.spikes.values()))):
         raise Refusal(f"file {path}", "no units", "spikes of sorted units", "export the units")
-    _add_tables(session, path, row)
+    _add_tables(session, row)
     _check(session, path)
     return session
 
@@ -89,6 +112,8 @@ def read_session(path: str | Path, row: dict[str, str] | None = None) -> Session
 def _read(path: Path, row: dict[str, str]) -> Session:
     """Choose the reader of a file or folder."""
     if path.is_dir():
+        if is_minian(path):
+            return _of_traces(read_traces(path, row), "Minian")
         if sorted_units.is_phy(path):
             return _of_units(sorted_units.read_phy(path, row), "phy")
         if sorted_units.is_neurosuite(path):
@@ -102,6 +127,8 @@ def _read(path: Path, row: dict[str, str]) -> Session:
     if suffix == ".mat":
         return _of_units(sorted_units.read_mat(path, row), "MATLAB")
     if suffix in (".csv", ".tsv"):
+        if is_trace_table(_header(path)):
+            return _of_traces(read_traces(path, row), "table of traces")
         return _of_units(sorted_units.read_spike_table(path, row), "table")
     found = f"an unknown kind of file ({path.suffix or 'no suffix'})"
     raise Refusal(f"file {path}", found, ACCEPTED, "convert it")
@@ -114,16 +141,27 @@ def _of_units(units: sorted_units.Units, kind: str) -> Session:
     return Session(sorted_spikes, np.empty(0), np.empty((0, 2)), format=kind, warnings=notes)
 
 
-def _add_tables(session: Session, path: Path, row: dict[str, str]) -> None:
+def _of_traces(traces: Traces, kind: str) -> Session:
+    """Make a session of calcium traces alone."""
+    notes = list(traces.notes)
+    return Session({}, np.empty(0), np.empty((0, 2)), format=kind, warnings=notes, traces=traces)
+
+
+def _header(path: Path) -> list[str]:
+    """Read the first line of a table."""
+    with open(path, encoding="utf-8-sig") as file:
+        return file.readline().rstrip("\r\n").split("," if path.suffix.lower() == ".csv" else "\t")
+
+
+def _add_tables(session: Session, row: dict[str, str]) -> None:
     """Add the track and the epochs that the sheet names; they replace those of the file."""
-    folder = path if path.is_dir() else path.parent
     if "position" in row:
-        track = read_tracking(folder / row["position"], row)
+        track = read_tracking(row["position"], row)
         session.position_t, session.position, notes = track
         session.position_unit = row.get("position_unit", "")
         session.warnings += notes
     if "epochs" in row:
-        session.epochs = _epoch_table(folder / row["epochs"])
+        session.epochs = _epoch_table(Path(row["epochs"]))
 
 
 def _epoch_table(path: Path) -> list[tuple[float, float, str]]:
@@ -156,9 +194,9 @@ def _read_nwb(path: Path) -> Session:
         }
         recorded = _recorded(units)
         t, xy, unit = _position(file)
-        epochs = _epochs(file)
+        epochs, trials = _intervals(file.epochs), _intervals(file.trials)
         version = str(file.nwb_version) if hasattr(file, "nwb_version") else ""
-    return Session(spikes, t, xy, unit, epochs, recorded, "NWB", version)
+    return Session(spikes, t, xy, unit, epochs, recorded, "NWB", version, trials=trials)
 
 
 def _recorded(units: Any) -> np.ndarray | None:
@@ -199,16 +237,26 @@ def _series(one: Any) -> tuple[np.ndarray, np.ndarray, str]:
     return t, data[:, :2], str(one.unit)
 
 
-def _epochs(file: Any) -> list[tuple[float, float, str]]:
-    if file.epochs is None:
+def _intervals(table: Any) -> list[tuple[float, float, str]]:
+    """Give rows of a table of intervals; the label is in `label`, `tags`, or the first text."""
+    if table is None or not len(table):
         return []
-    table = file.epochs.to_dataframe()
-    labels = table["label"] if "label" in table else table["tags"]
+    frame = table.to_dataframe()
+    named = [name for name in ("label", "tags", "type", "condition") if name in frame]
+    texts = [name for name in frame if frame[name].map(lambda value: isinstance(value, str)).all()]
+    labels = frame[[*named, *texts][0]] if named or texts else [""] * len(frame)
     rows = [
-        (float(start), float(stop), label if isinstance(label, str) else ",".join(map(str, label)))
-        for start, stop, label in zip(table["start_time"], table["stop_time"], labels, strict=True)
+        (float(start), float(stop), _label(label))
+        for start, stop, label in zip(frame["start_time"], frame["stop_time"], labels, strict=True)
     ]
     return sorted(rows)
+
+
+def _label(label: Any) -> str:
+    """Write a label, or a list of tags, as text."""
+    if isinstance(label, str) or not np.iterable(label):
+        return str(label)
+    return ",".join(map(str, label))
 
 
 def _read_npz(path: Path) -> Session:
@@ -257,10 +305,11 @@ def _check_shapes(session: Session, path: Path) -> None:
     if t.size and not np.isfinite(t).all():
         found = f"{int((~np.isfinite(t)).sum())} times of the track are NaN or infinite"
         raise Refusal(f"file {path}", found, "finite seconds", "drop these frames")
-    for start, stop, label in session.epochs:
-        if not (np.isfinite(start) and np.isfinite(stop) and start < stop):
-            found = f"the epoch {label!r} lasts from {start:g} to {stop:g} s"
-            raise Refusal(f"file {path}", found, "a start before a stop", "mend the epochs")
+    for kind, intervals in (("epoch", session.epochs), ("trial", session.trials)):
+        for start, stop, label in intervals:
+            if not (np.isfinite(start) and np.isfinite(stop) and start < stop):
+                found = f"the {kind} {label!r} lasts from {start:g} to {stop:g} s"
+                raise Refusal(f"file {path}", found, "a start before a stop", f"mend the {kind}s")
 
 
 def _check(session: Session, path: Path) -> None:
@@ -287,6 +336,9 @@ def _check(session: Session, path: Path) -> None:
 
 def _check_clock(session: Session, path: Path) -> None:
     """Compare spikes with the other clocks, and their rates with what neurons do."""
+    if session.traces is not None:
+        _check_frames(session, path)
+        return
     filled = [times for times in session.spikes.values() if len(times) > 1]
     if not filled:
         return
@@ -312,30 +364,61 @@ def _check_clock(session: Session, path: Path) -> None:
     raise Refusal(f"file {path}", found, "spike times in seconds", "divide them by their rate")
 
 
+def _check_frames(session: Session, path: Path) -> None:
+    """Compare the clock of traces with that of the track."""
+    first, last = session.span
+    t = session.position_t
+    if t.size and (t[-1] < first or t[0] > last):
+        found = f"traces from {first:.6g} to {last:.6g}, the track from {t[0]:.6g} to {t[-1]:.6g}"
+        fix = "name the times of both cameras (times, position_times) on one clock"
+        raise Refusal(f"file {path}", found, "clocks that overlap", fix)
+
+
 def describe(path: str | Path, row: dict[str, str] | None = None) -> Description:
     """Tell what reading a session gives; see `inputs.registry.describe`."""
-    session = read_session(path, row)
-    spans = [times for times in session.spikes.values() if len(times)]
-    span = max(times[-1] for times in spans) - min(times[0] for times in spans)
-    counts = [len(times) for times in session.spikes.values()]
-    rate = None
-    if len(session.position_t) > 1:
-        rate = float(1 / np.median(np.diff(session.position_t)))
+    session, warnings = _read_without_rate(path, row or {})
+    first, last = session.span
+    if session.traces is None:
+        times = session.spikes.values()
+        shape = [sum(len(one) for one in times), len(times)]
+        means = [len(one) / (last - first) if last > first else None for one in times]
+        row_one = [float(one[0]) if len(one) else None for one in times]
+        units = {"spikes": "s"}
+    else:
+        values = session.traces.values
+        shape, units = list(values.shape), {"traces": "as stored"}
+        means = [float(np.nanmean(v)) if np.isfinite(v).any() else None for v in values.T]
+        row_one = [float(v) if np.isfinite(v) else None for v in values[0]]
     return Description(
         modality="placecells",
         format=session.format,
         version=session.version or None,
-        shape=[int(sum(counts)), len(counts)],
-        names=list(session.spikes),
-        raw_mean=[count / span for count in counts],
-        first_row=[float(times[0]) if len(times) else None for times in session.spikes.values()],
+        shape=shape,
+        names=session.units,
+        raw_mean=means,
+        first_row=row_one,
         sheet_row={"path": str(path)},
         labels=sorted({label for _, _, label in session.epochs}) or None,
-        rate_hz=rate,
-        units={"spikes": "s", "position": session.position_unit or None},
-        span_s=float(span),
-        warnings=session.warnings,
+        rate_hz=None if warnings else _rate_of_session(session),
+        units=units | {"position": session.position_unit or None},
+        span_s=None if warnings else float(last - first),
+        warnings=[*warnings, *session.warnings],
     )
+
+
+def _read_without_rate(path: str | Path, row: dict[str, str]) -> tuple[Session, list[str]]:
+    """Read a session; traces without times are read at one frame a second, and told so."""
+    try:
+        return read_session(path, row), []
+    except Refusal as refusal:
+        if "frames without times" not in str(refusal):
+            raise
+        return read_session(path, row | {"rate_hz": "1"}), [f"{refusal.found}: {refusal.fix}"]
+
+
+def _rate_of_session(session: Session) -> float | None:
+    t = session.position_t if session.traces is None else session.traces.t
+    return float(1 / np.median(np.diff(t))) if len(t) > 1 else None
 
 
 def check_source(

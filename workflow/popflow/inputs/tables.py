@@ -17,13 +17,15 @@ def describe_table(path: str | Path) -> Description:
     Events of cytometry and matrices look alike: the samples sheet says which it is, and a table
     is described as expression unless its header tells otherwise.
     """
-    from popflow.inputs import expression, spikes
+    from popflow.inputs import calcium, expression, spikes
 
     path = Path(path)
     head = _head(path)
     names = {cell.lower() for cell in head[0]} if head else set()
     if {"unit", "time"} <= names or {"unit", "sample"} <= names or {"unit", "time_s"} <= names:
         return spikes.describe(path, {"rate_hz": "1"} if "sample" in names else None)
+    if head and calcium.is_trace_table(head[0]):
+        return spikes.describe(path)
     third = [cell.lower() for cell in head[2][1:3]] if len(head) > 2 else []
     if third == ["x", "y"] or {"x", "t"} <= names or {"x", "time"} <= names:
         return describe_track(path)
@@ -51,7 +53,7 @@ def describe_track(path: Path) -> Description:
         if "position_rate_hz" not in refusal.fix:
             raise
         t, xy, notes = read_tracking(path, {"position_rate_hz": "1"})
-        warnings.append(str(refusal).replace("\n", ";"))
+        warnings.append(f"{refusal.found}: {refusal.fix}")
     known = np.isfinite(xy).all(1)
     return Description(
         modality="placecells",

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from popflow.inputs.description import rate_of, whole_file
+from popflow.inputs.calcium import LARGEST_DISORDER, frame_times, rising
+from popflow.inputs.description import whole_file
 from popflow.runtime.refusal import Refusal
 
 LEAST_LIKELIHOOD = 0.9
@@ -24,7 +25,8 @@ def read_tracking(path: str | Path, row: dict[str, str]) -> Track:
     ----------
     path : path
     row : dict
-        Of the sheet; `position_rate_hz` for files that hold frames without times.
+        Of the sheet; `position_times` (a table) or `position_rate_hz` for files that hold frames
+        without times.
 
     Returns
     -------
@@ -49,31 +51,33 @@ def read_tracking(path: str | Path, row: dict[str, str]) -> Track:
         raise Refusal(f"file {path}", f"no reader for {path.suffix}", ACCEPTED, "convert it")
     with whole_file(path, ACCEPTED):
         t, xy, notes = reader(path, row)
-    return _once(t, xy, notes)
+    return _once(t, xy, notes, path)
 
 
-def _once(t: np.ndarray, xy: np.ndarray, notes: list[str]) -> Track:
-    """Sort by time and average frames of the same time stamp."""
+def _once(t: np.ndarray, xy: np.ndarray, notes: list[str], path: Path) -> Track:
+    """Average frames of the same time stamp, and drop those whose stamp is out of order."""
     xy = xy[:, None] if xy.ndim == 1 else xy
-    times, index, counts = np.unique(t, return_inverse=True, return_counts=True)
-    if len(times) == len(t):
-        order = np.argsort(t, kind="stable")
-        return t[order], xy[order], notes
-    sums = np.zeros((len(times), xy.shape[1]))
-    np.add.at(sums, index, xy)
-    notes.append(f"{len(t) - len(times)} frames with a time stamp of another one are averaged")
-    return times, sums / counts[:, None], notes
+    if not np.isfinite(t).all() or t.shape != (len(xy),):
+        return t, xy, notes  # refused by the session's checks, which name the file
+    same = np.concatenate([[False], np.diff(t) == 0])
+    if same.any():
+        group = np.cumsum(~same) - 1
+        counts = np.bincount(group)
+        sums = np.stack([np.bincount(group, weights=column) for column in xy.T], axis=1)
+        t, xy = t[~same], sums / counts[:, None]
+        notes.append(f"{int(same.sum())} frames with a time stamp of another one are averaged")
+    kept = rising(t)
+    if (~kept).mean() > LARGEST_DISORDER:
+        found = f"{int((~kept).sum())} of {len(t)} frames have times that do not rise"
+        raise Refusal(f"file {path}", found, "times that rise", "sort the track by time")
+    if not kept.all():
+        notes.append(f"{int((~kept).sum())} frames with a time stamp out of order are dropped")
+    return t[kept], xy[kept], notes
 
 
 def _frames(count: int, path: Path, row: dict[str, str]) -> np.ndarray:
-    """Give the times of frames at the rate of the sheet."""
-    text = row.get("position_rate_hz", "")
-    rate = rate_of(text)
-    if rate is None:
-        found = f"frames without times, at a rate of {text or 'not told'!r}"
-        fix = "write the camera's rate under 'position_rate_hz' in the sheet"
-        raise Refusal(f"file {path}", found, "frames per second", fix)
-    return np.arange(count) / rate
+    """Give the times of frames, by the table or at the rate of the sheet."""
+    return frame_times(count, path, row, "position_", "position_rate_hz")
 
 
 def _table(path: Path, row: dict[str, str]) -> Track:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from popflow.inputs.expression import add_labels, check_names, read_expression
+from popflow.inputs.spatial import PLACES
 from popflow.prepare.rows import (
     LARGEST_IN_MEMORY,
     Rows,
@@ -183,6 +184,8 @@ def plan(rows: Rows, settings: dict[str, Any]) -> Plan:
     told.append(("samples", "kept without label", unlabelled, "not in probes"))
     obs = pd.DataFrame(index=rows.obs.index[keep])
     obs["label"], obs["group"] = labels[keep], _groups(rows, settings["group"])[keep]
+    places = [column for column in PLACES if column in rows.obs]
+    obs[places] = rows.obs.loc[keep, places]
     folds = _folds(obs["group"].to_numpy(), obs["label"].to_numpy(), settings["folds"])
     for split in range(settings["folds"]):
         obs[f"split_{split}"] = np.where(folds != split, "train", "test")
@@ -226,7 +229,8 @@ def prepare_expression(
     -------
     prepared : AnnData
         X: model input of split 0 (float32, scaled by its training rows); layers["lognorm"]: log
-        values; obs: label, group, split_0 …; var: mean_s, sd_s, kept_s of every split s.
+        values; obs: label, group, places of spots, split_0 …; var: mean_s, sd_s, kept_s of every
+        split s.
     report : DataFrame
         qc.tsv: item, kind, count, reason — read, dropped and kept rows and genes add up.
     """

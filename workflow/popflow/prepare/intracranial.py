@@ -91,7 +91,7 @@ def prepare_session(
         As ``prepare-intracranial.schema.yaml`` describes.
     folder : path
         Gets features.npy, windows.tsv, event_features.npy, event_spectrogram.npy, events.tsv,
-        electrodes.tsv, meta.json.
+        electrodes.tsv, qc.tsv, meta.json.
 
     Raises
     ------
@@ -126,6 +126,8 @@ def prepare_session(
     write_tsv(windows, folder / "windows.tsv")
     write_tsv(events, folder / "events.tsv")
     write_tsv(electrodes, folder / "electrodes.tsv")
+    qc = report(recording, electrodes, windows, events, width)
+    write_tsv(qc, folder / "qc.tsv")
     files = [job.path.name for job in jobs] + ["windows.tsv", "events.tsv", "electrodes.tsv"]
     lengths = {"window_s": width / recording.rate, "stride_s": stride / recording.rate}
     meta = _meta(recording, row, encoder, lengths)
@@ -324,6 +326,41 @@ def _events(recording: Recording, settings: dict[str, Any], width: int) -> "pd.D
     if dropped := int((reason != "").sum()):
         log.warning("%s: %d of %d events dropped", recording.name, dropped, len(source))
     return table
+
+
+def report(
+    recording: Recording,
+    electrodes: "pd.DataFrame",
+    windows: "pd.DataFrame",
+    events: "pd.DataFrame",
+    width: int,
+) -> "pd.DataFrame":
+    """Make qc.tsv: item, kind (read, kept, dropped), count, reason; kept + dropped = read.
+
+    Items are channels, samples in time, windows and events.
+    """
+    import pandas as pd
+
+    starts = windows["start_sample"].to_numpy()
+    # Windows that overlap share samples, and a long stride leaves samples between them.
+    seen = int(np.minimum(np.diff(starts), width).sum()) + width if len(starts) else 0
+    reasons = {
+        "channels": electrodes["reason"],
+        "windows": windows["part"]
+        .where(windows["part"] == "purged", "")
+        .replace("purged", "straddles the border between two parts"),
+        "events": events["reason_dropped"],
+    }
+    rows = [
+        ("samples", "read", recording.samples, ""),
+        ("samples", "kept", seen, ""),
+        ("samples", "dropped", recording.samples - seen, "between windows, or in a last rest"),
+    ]
+    for item, reason in reasons.items():
+        counted = reason[reason != ""].value_counts()
+        rows += [(item, "read", len(reason), ""), (item, "kept", int((reason == "").sum()), "")]
+        rows += [(item, "dropped", int(count), text) for text, count in counted.items()]
+    return pd.DataFrame(rows, columns=["item", "kind", "count", "reason"])
 
 
 def _notch(recording: Recording, settings: dict[str, Any]) -> tuple[list[float], np.ndarray]:

@@ -1,6 +1,6 @@
-"""Place cells: spikes and tracking -> counts in bins, with position, phase and hold-out masks.
+"""Place cells: spikes or traces, and tracking -> bins with position, phase and hold-out masks.
 
-Bins are half-open and counted in integer ticks; every spike is accounted for.
+Bins are half-open and counted in integer ticks; every spike and every frame is accounted for.
 """
 
 import logging
@@ -87,6 +87,56 @@ def bin_spikes(
     return whole, np.concatenate(starts), np.concatenate(epoch), dropped
 
 
+def bin_traces(
+    t: np.ndarray, values: np.ndarray, epochs: list[tuple[float, float, str]], width: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Average the frames of calcium traces in every bin.
+
+    Parameters
+    ----------
+    t : (F,) array
+        Seconds, rising.
+    values : (F, N) array
+        NaN where a cell was not measured.
+    epochs, width
+        As in `bin_spikes`.
+
+    Returns
+    -------
+    means : (T, N) float array
+        NaN in a bin without a measured frame.
+    starts, epoch
+        As in `bin_spikes`.
+    frames : (T,) int array
+        Frames per bin; the rest of them lies outside of every bin.
+    """
+    _check_epochs(epochs, width)
+    known = np.isfinite(values)
+    filled, means, starts, epoch, frames = np.where(known, values, 0.0), [], [], [], []
+    for number, (start, stop, _) in enumerate(epochs):
+        bins = bin_count(start, stop, width)
+        index = tick(t, start, width)
+        edges = np.searchsorted(index, np.arange(bins + 1))
+        sums, counts = (
+            np.diff(np.concatenate([np.zeros((1, x.shape[1])), x.cumsum(0)])[edges], axis=0)
+            for x in (filled, known.astype(float))
+        )
+        means.append(np.where(counts > 0, sums / np.maximum(counts, 1), np.nan))
+        frames.append(np.diff(edges))
+        starts.append(start + np.arange(bins) * width)
+        epoch.append(np.full(bins, number))
+    joined = [np.concatenate(parts) for parts in (means, starts, epoch, frames)]
+    return joined[0], joined[1], joined[2], joined[3]
+
+
+def trial_of(centre: np.ndarray, trials: list[tuple[float, float, str]]) -> np.ndarray:
+    """Give the number of the trial that holds each bin centre, from 0; -1 outside of all."""
+    found = np.full(len(centre), -1)
+    for number, (start, stop, _) in enumerate(trials):
+        found[(centre >= start) & (centre < stop)] = number
+    return found
+
+
 def _check_epochs(epochs, width) -> None:
     for start, stop, label in epochs:
         if stop < start:
@@ -150,7 +200,8 @@ def clean_position(
                 "set prepare.<dataset>.max_speed in the track's own unit (150 for cm, 1.5 for m)",
             )
         stamps, path = stamps[~fast], path[~fast]
-    reasons = {"lost": int(lost.sum()), "jump": jumps, "repeated": len(t) - len(np.unique(t))}
+    repeated = int((~lost).sum()) - int(kept.sum())
+    reasons = {"lost": int(lost.sum()), "jump": jumps, "repeated": repeated}
     if len(stamps) < 2:
         return np.full((len(at), xy.shape[1]), np.nan), np.full(len(at), np.nan), reasons
     right = np.clip(np.searchsorted(stamps, at), 1, len(stamps) - 1)
@@ -200,40 +251,119 @@ def prepare_placecells(
     """
     epochs = _chosen_epochs(session, settings["epochs"])
     width = settings["bin_s"]
-    counts, starts, epoch, outside = bin_spikes(session.spikes, epochs, width)
-    exposure = exposure_of(starts, width, session.recorded)
-    used = exposure >= LEAST_EXPOSURE
-    seconds = float((exposure[used] * width).sum())
-    kept, rows = _choose_units(session, counts[used], seconds, settings)
+    if session.traces is None:
+        activity, starts, epoch, used, exposure, kept, rows = _binned_spikes(
+            session, epochs, settings
+        )
+    else:
+        activity, starts, epoch, used, exposure, kept, rows = _binned_traces(
+            session, epochs, settings
+        )
     centre = starts + width / 2
     xy = session.position if session.position.size else np.empty((0, 2))
     place, speed, lost = clean_position(
         session.position_t, xy, centre, settings["max_gap_s"], settings["max_speed"]
     )
     labels = np.array([label for _, _, label in epochs])
+    trial = trial_of(centre, session.trials)
+    trial_labels = np.array([label for _, _, label in session.trials] + [""])
     arrays = {
-        "counts": counts[:, kept],
+        "counts": activity[:, kept],
         "t": centre,
         "epoch": epoch,
         "label": np.char.encode(labels[epoch], "utf-8"),
+        "trial": trial,
+        "trial_label": np.char.encode(trial_labels[trial], "utf-8"),
         "exposure": exposure,
         "position": place,
         "speed": speed,
-        "held_out": _hold_outs(counts[:, kept].shape, used, settings),
+        "held_out": _hold_outs(activity[:, kept].shape, used, settings),
         "used": used,
-        "unit": np.char.encode(np.array(list(session.spikes))[kept], "utf-8"),
+        "unit": np.char.encode(np.array(session.units)[kept], "utf-8"),
         "bin_s": np.array(width),
         "position_unit": np.array(session.position_unit.encode()),
+        "kind": np.array(b"spikes" if session.traces is None else b"traces"),
     }
-    return arrays, _report(session, counts, outside, kept, rows, lost, epochs, width)
+    rest = sum((stop - start) - bin_count(start, stop, width) * width for start, stop, _ in epochs)
+    rows += [
+        ("bins", "read", len(activity), f"{len(epochs)} epochs, {rest:.3f} s in rests"),
+        ("bins", "kept", int(used.sum()), ""),
+        ("bins", "dropped", int((~used).sum()), "not recorded for half of the bin"),
+        *_frames_of(session, lost),
+        *(("warning", "told", 1, text) for text in session.warnings),
+    ]
+    return arrays, _report(rows)
+
+
+def _binned_spikes(session: Session, epochs, settings):
+    """Count spikes; give counts, starts, epoch, used, exposure, kept units and rows of qc."""
+    counts, starts, epoch, outside = bin_spikes(session.spikes, epochs, settings["bin_s"])
+    exposure = exposure_of(starts, settings["bin_s"], session.recorded)
+    used = exposure >= LEAST_EXPOSURE
+    seconds = float((exposure[used] * settings["bin_s"]).sum())
+    kept, units = _choose_units(counts[used], seconds, settings)
+    total = sum(len(times) for times in session.spikes.values())
+    rest = "outside of epochs or in a rest shorter than a bin"
+    rows = [
+        ("spikes", "read", total, f"{session.format} {session.version}".strip()),
+        ("spikes", "kept", int(counts[:, kept].sum()), ""),
+        ("spikes", "dropped", int(outside.sum()), rest),
+        ("spikes", "dropped", int(counts[:, ~kept].sum()), "of dropped units"),
+        ("units", "read", len(kept), ""),
+        ("units", "kept", int(kept.sum()), ""),
+        *units,
+    ]
+    return counts, starts, epoch, used, exposure, kept, rows
+
+
+def _binned_traces(session: Session, epochs, settings):
+    """Average traces; give what `_binned_spikes` gives. Bins with a gap in a kept cell are unused.
+
+    A bin counts as recorded when it holds a frame; a cell is dropped when it does not change, or
+    was measured in less than half of the bins that hold frames.
+    """
+    t, values = session.traces.t, session.traces.values
+    means, starts, epoch, frames = bin_traces(t, values, epochs, settings["bin_s"])
+    filled = frames > 0
+    if filled.mean() < LEAST_EXPOSURE:
+        found = f"{filled.sum()} of {len(filled)} bins hold a frame"
+        fix = f"set bin_s to {np.median(np.diff(t)):.3g} s (a frame) or more"
+        raise Refusal("bins", found, "a frame in half of the bins or more", fix)
+    seen = np.isfinite(means[filled])
+    gaps = seen.mean(0) < LEAST_EXPOSURE
+    still = ~gaps & (np.nan_to_num(np.nanstd(np.where(gaps, 0.0, means[filled]), 0)) == 0)
+    kept = ~(gaps | still)
+    if not kept.any():
+        raise Refusal("cells", f"none of {len(kept)} changes", "one or more", "check the traces")
+    used = filled & np.isfinite(means[:, kept]).all(1)
+    rows = [
+        ("trace frames", "read", len(t) + session.traces.out_of_order, session.format),
+        ("trace frames", "dropped", session.traces.out_of_order, "time stamp out of order"),
+        ("trace frames", "kept", int(frames.sum()), ""),
+        ("trace frames", "dropped", len(t) - int(frames.sum()), "outside of epochs or in a rest"),
+        ("units", "read", len(kept), ""),
+        ("units", "kept", int(kept.sum()), ""),
+        ("units", "dropped", int(gaps.sum()), "not measured in half of the bins"),
+        ("units", "dropped", int(still.sum()), "a trace that does not change"),
+    ]
+    return np.nan_to_num(means), starts, epoch, used, filled.astype(float), kept, rows
+
+
+def _frames_of(session: Session, lost: dict[str, int]) -> list[tuple[str, str, int, str]]:
+    """Give the rows of qc for frames of the track."""
+    total = len(session.position_t)
+    return [
+        ("frames", "read", total, ""),
+        ("frames", "kept", total - sum(lost.values()), ""),
+        *(("frames", "dropped", count, reason) for reason, count in lost.items()),
+    ]
 
 
 def _chosen_epochs(session: Session, wanted: list[str]) -> list[tuple[float, float, str]]:
     """Give the epochs to use; the whole recording when the file has none."""
     if not session.epochs:
-        spans = [times for times in session.spikes.values() if len(times)]
-        stop = max(times[-1] for times in spans)
-        return [(min(times[0] for times in spans), float(np.nextafter(stop, np.inf)), "session")]
+        start, stop = session.span
+        return [(start, float(np.nextafter(stop, np.inf)), "session")]
     chosen = [epoch for epoch in session.epochs if not wanted or epoch[2] in wanted]
     if not chosen:
         known = ", ".join(sorted({label for _, _, label in session.epochs}))
@@ -242,7 +372,7 @@ def _chosen_epochs(session: Session, wanted: list[str]) -> list[tuple[float, flo
     return chosen
 
 
-def _choose_units(session, counts, seconds, settings):
+def _choose_units(counts, seconds, settings):
     """Drop units that are too quiet or too loud, with the reason."""
     total = counts.sum(0)
     rate = total / max(seconds, 1e-9)
@@ -271,41 +401,24 @@ def _hold_outs(shape: tuple[int, int], used: np.ndarray, settings: dict[str, Any
     return masks
 
 
-def _report(session, counts, outside, kept, rows, lost, epochs, width):
+def _report(rows: list[tuple[str, str, int, str]]) -> "pd.DataFrame":
+    """Make qc.tsv, and hold kept + dropped against read for every item."""
     import pandas as pd
 
-    total = sum(len(times) for times in session.spikes.values())
-    binned = int(counts[:, kept].sum())
-    rest = sum((stop - start) - bin_count(start, stop, width) * width for start, stop, _ in epochs)
-    rows = [
-        ("spikes", "read", total, f"{session.format} {session.version}".strip()),
-        ("spikes", "kept", binned, ""),
-        (
-            "spikes",
-            "dropped",
-            int(outside.sum()),
-            "outside of epochs or in a rest shorter than a bin",
-        ),
-        ("spikes", "dropped", int(counts[:, ~kept].sum()), "of dropped units"),
-        ("units", "read", len(kept), ""),
-        ("units", "kept", int(kept.sum()), ""),
-        *rows,
-        ("bins", "kept", len(counts), f"{len(epochs)} epochs, {rest:.3f} s in rests"),
-        *(("frames", "dropped", count, reason) for reason, count in lost.items()),
-        *(("warning", "told", 1, text) for text in session.warnings),
-    ]
     frame = pd.DataFrame(rows, columns=["item", "kind", "count", "reason"])
-    spikes = frame[frame["item"] == "spikes"].groupby("kind")["count"].sum()
-    if spikes["read"] != spikes["kept"] + spikes["dropped"]:
-        raise AssertionError("spikes are not conserved")
+    sums = frame[frame["item"] != "warning"].groupby(["item", "kind"])["count"].sum().unstack()
+    wrong = sums[sums["read"] != sums["kept"] + sums["dropped"]]
+    if len(wrong):
+        raise AssertionError(f"not conserved: {', '.join(wrong.index)}")
     return frame
 
 
 def write_session(arrays: dict[str, np.ndarray], path: str | Path) -> None:
     """Write session.h5.
 
-    Holds counts (T, N), t (T,) bin centres in seconds, epoch, label, exposure, position, speed,
-    held_out (K, T, N), used (T,), unit (N,), bin_s, position_unit.
+    Holds counts (T, N), t (T,) bin centres in seconds, epoch, label, trial (-1 outside of trials),
+    trial_label, exposure, position, speed, held_out (K, T, N), used (T,), unit (N,), bin_s,
+    position_unit, and kind: under ``traces`` counts are means of the signal, in its own unit.
     """
     import h5py
 
@@ -321,8 +434,9 @@ def read_prepared(path: str | Path) -> dict[str, np.ndarray]:
 
     with h5py.File(path) as file:
         arrays = {name: file[name][()] for name in file}
-    for name in ("label", "unit"):
+    for name in ("label", "trial_label", "unit"):
         arrays[name] = np.char.decode(arrays[name].astype("S"), "utf-8")
     arrays["bin_s"] = float(arrays["bin_s"])
-    arrays["position_unit"] = bytes(arrays["position_unit"]).decode()
+    for name in ("position_unit", "kind"):
+        arrays[name] = bytes(arrays[name]).decode()
     return arrays

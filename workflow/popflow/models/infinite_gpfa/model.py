@@ -98,6 +98,8 @@ class InfiniteGPFA:
         }
         self.settings |= {key: value for key, value in given.items() if value is not None}
         self.settings = resolve("preset-infinite_gpfa", self.settings, "settings of InfiniteGPFA")
+        if self.settings["likelihood"] == "auto":
+            self.settings["likelihood"] = "poisson"
         self.seed = seed
 
     def fit(

@@ -7,6 +7,25 @@ import numpy as np
 
 from popflow.models.infinite_gpfa.model import InfiniteGPFA
 from popflow.runtime.files import atomic
+from popflow.runtime.refusal import Refusal
+
+
+def hold_out_of(session: dict[str, np.ndarray], seed: int) -> np.ndarray:
+    """Give the hold-out mask that a fit with a seed uses, (T, N) bool."""
+    return session["held_out"][seed % len(session["held_out"])]
+
+
+def activity_of(session: dict[str, np.ndarray], seed: int) -> np.ndarray:
+    """Give what is fitted and scored, (T, N): counts, or traces in standard deviations.
+
+    Means and standard deviations of traces come from the entries that the seed leaves.
+    """
+    if session["kind"] == "spikes":
+        return session["counts"]
+    seen = ~hold_out_of(session, seed) & session["used"][:, None]
+    values = np.where(seen, session["counts"], np.nan)
+    mean, spread = np.nanmean(values, 0), np.nanstd(values, 0)
+    return (session["counts"] - mean) / np.where(spread > 0, spread, 1.0)
 
 
 def fit_session(
@@ -23,15 +42,25 @@ def fit_session(
     session : dict
         Of `prepare.placecells.read_prepared`.
     settings : dict
-        The preset.
+        The preset; the likelihood ``auto`` is poisson for spikes and gaussian for traces.
     seed : int
         Of the start, and of the hold-out mask (modulo their number).
+
+    Raises
+    ------
+    Refusal
+        For traces under a likelihood of counts.
     """
-    held = session["held_out"][seed % len(session["held_out"])]
-    observed = ~held & session["used"][:, None]
+    chosen = {"spikes": "poisson", "traces": "gaussian"}[session["kind"]]
+    if settings["likelihood"] == "auto":
+        settings = settings | {"likelihood": chosen}
+    if session["kind"] == "traces" and settings["likelihood"] != "gaussian":
+        found = f"calcium traces under the likelihood {settings['likelihood']}"
+        raise Refusal("preset", found, "auto or gaussian", "set likelihood: auto")
+    observed = ~hold_out_of(session, seed) & session["used"][:, None]
     model = InfiniteGPFA(settings=settings, seed=seed)
     return model.fit(
-        session["counts"],
+        activity_of(session, seed),
         session["bin_s"],
         observed,
         session["exposure"],

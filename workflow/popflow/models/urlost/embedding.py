@@ -40,7 +40,7 @@ def fit_split(
     model : Urlost
     embedding : AnnData
         X: concatenated tokens (N, M · width); obsm: X_urlost_mean, X_urlost_class; obs: label,
-        group, split; uns: variant, seed and split.
+        group, places of spots, split; uns: variant, seed and split.
     """
     import anndata
 
@@ -53,9 +53,8 @@ def fit_split(
     rows, validation = np.sort(order[aside:]), np.sort(order[:aside])
     model = Urlost(settings=settings, seed=seed, device=device)
     model.fit(x[rows], x[validation], names, checkpoints, title)
-    embedding = anndata.AnnData(
-        model.transform(x), obs=prepared.obs[["label", "group"]].assign(split=role)
-    )
+    told = [column for column in prepared.obs if not column.startswith("split_")]
+    embedding = anndata.AnnData(model.transform(x), obs=prepared.obs[told].assign(split=role))
     for features in ("mean", "class"):
         embedding.obsm[f"X_urlost_{features}"] = model.transform(x, features=features)
     embedding.uns["urlost"] = {"seed": seed, "split": split, "variant": variant}
