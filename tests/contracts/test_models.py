@@ -188,7 +188,7 @@ def test_a_fit_that_was_ended_goes_on_to_the_same_numbers(case, tmp_path, monkey
         (lambda: Maestro({"netwrok": {}}), "unknown key 'netwrok'"),
         (lambda: Urlost(settings={"clusters": {"number": "many"}}), "a value of type"),
         (lambda: InfiniteGPFA(n_factors=0), "at least 1"),
-        (lambda: InfiniteGPFA(kernel="foo"), "one of rbf"),
+        (lambda: InfiniteGPFA(engine="foo"), "one of auto"),
         (lambda: InfiniteGPFA(n_factors=2.5), "a value of type integer"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Gaussian-process posteriors of one factor given per-bin sites.
+"""Gaussian-process posteriors of one factor given per-bin sites: dense and sparse.
 
 A site is a precision w_t and a linear term l_t: the rest of the model acts on the factor as
 exp(l_t f_t - w_t f_t² / 2). Kernels come from gpytorch, with variance 1: loadings hold the scale.
@@ -13,17 +13,39 @@ from torch import Tensor
 from popflow.runtime.refusal import Refusal
 
 JITTER, LARGEST_JITTER = 1e-6, 1e-3
+FEW_BINS = 300
 SMOOTHNESS = {"matern12": 0.5, "matern32": 1.5, "matern52": 2.5}
 
 
-def covariance(kernel: str, x: Tensor, y: Tensor, lengthscale: float) -> Tensor:
-    """Evaluate a kernel of variance 1, (len(x), len(y)) float64; times in seconds."""
-    if kernel == "rbf":
-        k = gpytorch.kernels.RBFKernel()
-    else:
-        k = gpytorch.kernels.MaternKernel(nu=SMOOTHNESS[kernel])
+def covariance(kernel: str, x: Tensor, y: Tensor, lengthscale: float, period: float = 1.0):
+    """Evaluate a kernel of variance 1, (len(x), len(y)) float64; times in seconds.
+
+    Parameters
+    ----------
+    kernel : str
+        ``rbf``, ``matern12``, ``matern32``, ``matern52``, ``periodic``, or several joined by +,
+        whose mean is taken.
+    x, y : (K,) tensor
+    lengthscale : float
+        Seconds; of a periodic kernel in periods.
+    period : float
+        Seconds.
+    """
+    parts = [_one_kernel(name, x, y, lengthscale, period) for name in kernel.split("+")]
+    return sum(parts) / len(parts)
+
+
+def _one_kernel(name: str, x: Tensor, y: Tensor, lengthscale: float, period: float) -> Tensor:
+    if name in SMOOTHNESS:
+        # gpytorch takes the distance from squares and loses half of its digits near zero.
+        a = (x[:, None] - y[None]).abs() * (2 * SMOOTHNESS[name]) ** 0.5 / lengthscale
+        polynomial = {"matern12": 1.0, "matern32": 1 + a, "matern52": 1 + a + a**2 / 3}[name]
+        return polynomial * torch.exp(-a)
+    k = gpytorch.kernels.RBFKernel() if name == "rbf" else gpytorch.kernels.PeriodicKernel()
     k = k.double()
-    k.lengthscale = lengthscale
+    k.lengthscale = lengthscale if name == "rbf" else lengthscale / period
+    if name == "periodic":
+        k.period_length = period
     with torch.no_grad():
         return k(x.reshape(-1, 1), y.reshape(-1, 1)).to_dense()
 
@@ -70,13 +92,16 @@ class SparseEngine:
     ----------
     times : list of (T_r,) tensor
         Bin centres of each trial in seconds.
-    kernel : {"rbf", "matern12", "matern32", "matern52"}
+    kernel : str
+        See `covariance`.
     inducing : int
         Number of inducing points in all; shared out over trials by duration, on even grids.
+    period : float
+        Seconds, of a periodic kernel.
     """
 
-    def __init__(self, times: list[Tensor], kernel: str, inducing: int):
-        self.times, self.kernel = times, kernel
+    def __init__(self, times: list[Tensor], kernel: str, inducing: int, period: float = 1.0):
+        self.times, self.kernel, self.period = times, kernel, period
         total = sum(len(t) for t in times)
         self.points = []
         for t in times:
@@ -89,9 +114,9 @@ class SparseEngine:
         if lengthscale not in self._bases:
             found = []
             for t, xi in zip(self.times, self.points, strict=True):
-                k = covariance(self.kernel, xi, xi, lengthscale)
+                k = covariance(self.kernel, xi, xi, lengthscale, self.period)
                 factor, _ = cholesky(k, f"a factor of length-scale {lengthscale:.3g} s")
-                cross = covariance(self.kernel, xi, t, lengthscale)
+                cross = covariance(self.kernel, xi, t, lengthscale, self.period)
                 found.append(torch.linalg.solve_triangular(factor, cross, upper=False).T)
             while len(self._bases) >= 12:
                 self._bases.pop(next(iter(self._bases)))
@@ -129,9 +154,24 @@ class SparseEngine:
 class DenseEngine(SparseEngine):
     """The exact posterior, with every bin an inducing point: the oracle, for small T."""
 
-    def __init__(self, times: list[Tensor], kernel: str, inducing: int = 0):
-        super().__init__(times, kernel, sum(len(t) for t in times))
+    def __init__(self, times: list[Tensor], kernel: str, inducing: int = 0, period: float = 1.0):
+        super().__init__(times, kernel, sum(len(t) for t in times), period)
         self.points = [t.clone() for t in times]
 
 
-ENGINES = {"sparse": SparseEngine, "dense": DenseEngine}
+def choose_engine(name: str, kernel: str, bins: int) -> str:
+    """Choose an engine: the state space for a Matérn kernel, else dense for few bins, or sparse."""
+    if name != "auto":
+        return name
+    if kernel in SMOOTHNESS:
+        return "statespace"
+    return "dense" if bins <= FEW_BINS else "sparse"
+
+
+def make_engine(name: str, times: list[Tensor], kernel: str, inducing: int, period: float):
+    """Make an engine by its name."""
+    if name == "statespace":
+        from popflow.models.infinite_gpfa.statespace import StateSpaceEngine
+
+        return StateSpaceEngine(times, kernel)
+    return {"sparse": SparseEngine, "dense": DenseEngine}[name](times, kernel, inducing, period)

@@ -1,256 +1,315 @@
-"""Observation models: expected log-likelihood and its closed-form coordinate updates.
+"""Observation models whose bound is quadratic in h: Gaussian, and by Pólya-Gamma variables negative
+binomial and Bernoulli. `poisson` holds the Poisson models; all have the same methods.
 
 Shapes: y, observed (T, N); loadings C (N, D); offset b (N,); tau, m, v (D, T). The exposure is the
-bin width times the share of the bin that was recorded, in seconds, (T,).
+bin width times the share of the bin that was recorded, in seconds, (T,). Arrays of (bins, units,
+factors) are made for `chunk` bins at a time.
 """
 
-import logging
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from popflow.models.infinite_gpfa.moments import (
-    gated_mean,
-    gated_variance,
-    log_gated_exponential,
-    log_rate_moments,
-)
+from popflow.models.infinite_gpfa.moments import gated_mean, gated_variance, log_rate_moments
 
-log = logging.getLogger(__name__)
-
-LARGEST_LOG_RATE = 50.0
+SMALLEST_NOISE = 0.05
+SIZE_BOUNDS = (1e-2, 1e3)
+SIZE_STEPS = (0.5, 0.8, 0.95, 1.05, 1.25, 2.0)
 
 
-class Poisson:
-    """y ~ Poisson(exposure · exp(h)), with the exact expectation of the rate.
+@dataclass
+class Influence:
+    """How the rest of a model acts on one factor.
 
-    E[exp(h)] = exp(b_n) Π_d (1 - τ + τ exp(C m + C² v / 2)).
-
-    Parameters
+    Attributes
     ----------
-    y, observed : (T, N) tensor
-        Counts; `observed` is 1 where an entry is used.
-    exposure : (T,) tensor
-    chunk : int
-        Bins per pass where an array of (bins, neurons, factors) is needed.
+    w, linear : (T,) tensor
+        Sites exp(l f - w f² / 2), at the optimum given the present posterior.
+    bound : float
+        The part of the expected log-likelihood that depends on the factor.
+    evidence : (T,) tensor
+        Log-odds that the data add for z = 1.
     """
 
-    exact_sites = False
-
-    def __init__(self, y: Tensor, observed: Tensor, exposure: Tensor, chunk: int = 4096):
-        self.y, self.observed, self.chunk = y, observed, chunk
-        self.log_exposure = torch.log(exposure.clamp(min=1e-12))
-        self.constant = float((observed * (torch.lgamma(y + 1))).sum())
-
-    def start(self, loadings: Tensor, offset: Tensor, tau: Tensor, m: Tensor, v: Tensor) -> None:
-        """Compute the sum over factors of their log-expectations, (T, N)."""
-        self.total = sum(
-            self._term(loadings[:, d], tau[d], m[d], v[d]) for d in range(loadings.shape[1])
-        )
-
-    def _term(self, c: Tensor, tau: Tensor, m: Tensor, v: Tensor) -> Tensor:
-        eta = m[:, None] * c + 0.5 * v[:, None] * c**2
-        return log_gated_exponential(tau[:, None], eta)
-
-    def _log_rate(self, offset: Tensor, rows: slice = slice(None)) -> Tensor:
-        log_rate = self.total[rows] + offset + self.log_exposure[rows, None]
-        return log_rate.clamp(max=LARGEST_LOG_RATE)
-
-    def without(self, c: Tensor, offset: Tensor, tau: Tensor, m: Tensor, v: Tensor) -> Tensor:
-        """Take a factor out of the sum; give the expected counts without it, (T, N)."""
-        self.total = self.total - self._term(c, tau, m, v)
-        return self.observed * torch.exp(self._log_rate(offset))
-
-    def put_back(self, c: Tensor, tau: Tensor, m: Tensor, v: Tensor) -> None:
-        """Add a factor to the sum again."""
-        self.total = self.total + self._term(c, tau, m, v)
-
-    def sites(self, rest: Tensor, c: Tensor, tau: Tensor, m: Tensor, v: Tensor):
-        """Give the sites of a factor: w = -2 dELL/dv and l = dELL/dm + w m.
-
-        Parameters
-        ----------
-        rest : (T, N) tensor
-            Of `without`.
-        c : (N,) tensor
-            Loadings of the factor.
-        tau, m, v : (T,) tensor
-        """
-        eta = (m[:, None] * c + 0.5 * v[:, None] * c**2).clamp(max=LARGEST_LOG_RATE)
-        tilted = rest * torch.exp(eta)
-        slope = tau * ((self.observed * self.y) @ c - tilted @ c)
-        w = tau * (tilted @ c**2)
-        return w, slope + w * m
-
-    def factor_bound(self, rest: Tensor, c: Tensor, tau: Tensor, m: Tensor, v: Tensor) -> float:
-        """Give the part of the expected log-likelihood that depends on one factor."""
-        gate = torch.exp(self._term(c, tau, m, v).clamp(max=LARGEST_LOG_RATE))
-        linear = (tau * m) @ ((self.observed * self.y) @ c)
-        return float(linear - (rest * gate).sum())
-
-    def mask_evidence(self, rest: Tensor, c: Tensor, m: Tensor, v: Tensor) -> Tensor:
-        """Give the log-odds that the data add for z = 1, (T,); the bound is linear in τ."""
-        eta = (m[:, None] * c + 0.5 * v[:, None] * c**2).clamp(max=LARGEST_LOG_RATE)
-        return m * ((self.observed * self.y) @ c) - (rest * torch.expm1(eta)).sum(1)
-
-    def expected(
-        self, loadings: Tensor, offset: Tensor, tau: Tensor, m: Tensor, v: Tensor
-    ) -> float:
-        """Give the expected log-likelihood over the observed entries, in nats."""
-        self.start(loadings, offset, tau, m, v)
-        mean, _ = log_rate_moments(loadings, offset, tau, m, v)
-        linear = (self.observed * self.y * (mean + self.log_exposure[:, None])).sum()
-        return (
-            float(linear - (self.observed * torch.exp(self._log_rate(offset))).sum())
-            - self.constant
-        )
-
-    def maximise(self, loadings, offset, tau, m, v, prior_variance: float):
-        """Take a damped Newton step in (C_n, b_n) of every neuron; the bound is concave in them."""
-        before = self._per_neuron(loadings, offset, tau, m, v, prior_variance)
-        gradient, hessian = self._newton(loadings, offset, tau, m, v, prior_variance)
-        step = torch.linalg.solve(hessian, gradient[:, :, None])[:, :, 0].clamp(-2.0, 2.0)
-        size = torch.ones(len(offset), 1, dtype=offset.dtype)
-        for _ in range(8):
-            new_c, new_b = loadings + size * step[:, :-1], offset + (size * step)[:, -1]
-            after = self._per_neuron(new_c, new_b, tau, m, v, prior_variance)
-            worse = ~(after >= before - 1e-9 * before.abs())
-            if not worse.any():
-                break
-            size[worse] *= 0.5
-        size[worse] = 0.0
-        return loadings + size * step[:, :-1], offset + (size * step)[:, -1]
-
-    def _per_neuron(self, loadings, offset, tau, m, v, prior_variance) -> Tensor:
-        self.start(loadings, offset, tau, m, v)
-        mean, _ = log_rate_moments(loadings, offset, tau, m, v)
-        rate = torch.exp(self._log_rate(offset))
-        fit = (self.observed * (self.y * mean - rate)).sum(0)
-        return fit - 0.5 * (loadings**2).sum(1) / prior_variance
-
-    def _newton(self, loadings, offset, tau, m, v, prior_variance):
-        """Gradient (N, D+1) and negative Hessian (N, D+1, D+1), chunk by chunk."""
-        n, d = loadings.shape
-        gradient = torch.zeros(n, d + 1, dtype=offset.dtype)
-        hessian = torch.zeros(n, d + 1, d + 1, dtype=offset.dtype)
-        g = gated_mean(tau, m)
-        for start in range(0, len(self.y), self.chunk):
-            rows = slice(start, start + self.chunk)
-            rate = self.observed[rows] * torch.exp(self._log_rate(offset, rows))
-            gate, slope, curve = _tilted_moments(loadings, tau[:, rows], m[:, rows], v[:, rows])
-            seen = self.observed[rows] * self.y[rows]
-            gradient[:, :d] += seen.T @ g[:, rows].T - torch.einsum("tn,tnd->nd", rate, slope)
-            gradient[:, d] += (seen - rate).sum(0)
-            weighted = rate[:, :, None] * slope
-            hessian[:, :d, :d] += torch.einsum("tnd,tnk->ndk", weighted, slope)
-            extra = torch.einsum("tn,tnd->nd", rate, curve - slope**2)
-            hessian[:, :d, :d] += torch.diag_embed(extra)
-            hessian[:, :d, d] += weighted.sum(0)
-            hessian[:, d, d] += rate.sum(0)
-        hessian[:, d, :d] = hessian[:, :d, d]
-        gradient[:, :d] -= loadings / prior_variance
-        ridge = torch.full((d + 1,), 1 / prior_variance, dtype=offset.dtype)
-        ridge[d] = 1e-6
-        return gradient, hessian + torch.diag(ridge)
-
-    def log_density(self, y: Tensor, h: Tensor, exposure: Tensor) -> Tensor:
-        """ln p(y | h), elementwise; exposure broadcasts."""
-        h = h.clamp(max=LARGEST_LOG_RATE)
-        return y * (h + torch.log(exposure)) - exposure * torch.exp(h) - torch.lgamma(y + 1)
+    w: Tensor
+    linear: Tensor
+    bound: float
+    evidence: Tensor
 
 
-def _tilted_moments(loadings: Tensor, tau: Tensor, m: Tensor, v: Tensor):
-    """Give G, d ln G / dC and G''/G of every factor, (bins, N, D) each."""
-    c = loadings[None]
-    mean, variance, on = m.T[:, None, :], v.T[:, None, :], tau.T[:, None, :]
-    eta = c * mean + 0.5 * c**2 * variance
-    gate = log_gated_exponential(on, eta)
-    share = torch.exp((torch.log(on.clamp(min=1e-300)) + eta - gate).clamp(max=0.0))
-    shifted = mean + c * variance
-    return gate, share * shifted, share * (shifted**2 + variance)
-
-
-class Gaussian:
-    """y ~ N(h, ψ_n), with exact updates; for square-root counts or z-scored signals.
+class Quadratic:
+    """Expected log-likelihood -Σ P (h - target)² / 2 + constants, updated in closed form.
 
     Parameters
     ----------
     y, observed : (T, N) tensor
+        `observed` is 1 where an entry is used; other entries of y are not looked at.
     exposure : (T,) tensor
-        Not used.
+        Seconds.
+    chunk : int
+        Bins per pass.
     """
 
     exact_sites = True
+    exact_masks = True
 
     def __init__(self, y: Tensor, observed: Tensor, exposure: Tensor, chunk: int = 4096):
-        self.y, self.observed = y, observed
-        count = observed.sum(0).clamp(min=1)
-        mean = (observed * y).sum(0) / count
-        variance = (observed * (y - mean) ** 2).sum(0) / count
-        # Without a floor, silent bins are explained by z = 0 and the noise runs to zero.
-        self.floor = 0.05 * variance.clamp(min=1e-12)
-        self.noise = variance.clamp(min=1e-12)
+        self.observed, self.chunk = observed.bool(), chunk
+        self.y = torch.where(self.observed, y, torch.zeros((), dtype=y.dtype))
+        self.log_exposure = torch.log(exposure.clamp(min=1e-12))
 
-    def start(self, loadings, offset, tau, m, v) -> None:
+    def parameters(self) -> dict[str, Tensor]:
+        """Give what is learned beside loadings and offsets, by name, (N,) each."""
+        return {}
+
+    def _quadratic(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """Give the precision P and P · target of some bins; both 0 where nothing is observed."""
+        raise NotImplementedError
+
+    def _rows(self):
+        for start in range(0, len(self.y), self.chunk):
+            yield slice(start, min(start + self.chunk, len(self.y)))
+
+    def start(self, loadings: Tensor, offset: Tensor, tau: Tensor, m: Tensor, v: Tensor) -> None:
         """Compute the mean of h, (T, N)."""
         self.mean = gated_mean(tau, m).T @ loadings.T + offset
 
-    def without(self, c, offset, tau, m, v) -> Tensor:
-        """Take a factor out of the mean; give the residual without it, (T, N)."""
-        self.mean = self.mean - gated_mean(tau, m)[:, None] * c
-        return self.y - self.mean
+    def take_out(self, c: Tensor, tau: Tensor, m: Tensor, v: Tensor) -> Influence:
+        """Take a factor out of the mean, and tell how the rest acts on it.
 
-    def put_back(self, c, tau, m, v) -> None:
+        w = τ Σ_n P C², l = τ Σ_n P C ρ with the residual ρ; τ and not τ², since E[z²] = E[z].
+
+        Parameters
+        ----------
+        c : (N,) tensor
+        tau, m, v : (T,) tensor
+        """
+        self.first, self.second = torch.empty_like(m), torch.empty_like(m)
+        for rows in self._rows():
+            self.mean[rows] -= (tau[rows] * m[rows])[:, None] * c
+            precision, target = self._quadratic(rows)
+            self.first[rows] = (target - precision * self.mean[rows]) @ c
+            self.second[rows] = precision @ c**2
+        bound, evidence = self.factor_bound(c, tau, m, v)
+        return Influence(tau * self.second, tau * self.first, bound, evidence)
+
+    def factor_bound(self, c: Tensor, tau: Tensor, m: Tensor, v: Tensor) -> tuple[float, Tensor]:
+        """Give the bound of a factor that is taken out, and its evidence, for other moments."""
+        evidence = m * self.first - 0.5 * (m**2 + v) * self.second
+        return float((tau * evidence).sum()), evidence
+
+    def put_back(self, c: Tensor, tau: Tensor, m: Tensor, v: Tensor) -> None:
         """Add a factor to the mean again."""
-        self.mean = self.mean + gated_mean(tau, m)[:, None] * c
+        for rows in self._rows():
+            self.mean[rows] += (tau[rows] * m[rows])[:, None] * c
 
-    def sites(self, rest, c, tau, m, v):
-        """w = τ Σ_n P C², l = τ Σ_n P C ρ; τ and not τ², since E[z²] = E[z]."""
-        precision = self.observed / self.noise
-        return tau * (precision @ c**2), tau * ((precision * rest) @ c)
+    def residual(self) -> Tensor:
+        """Give what a fresh fit leaves over on the scale of h, 0 where unobserved, (T, N)."""
+        precision, target = self._quadratic(slice(None))
+        return torch.where(precision > 0, target / precision.clamp(min=1e-12) - self.mean, 0.0)
 
-    def factor_bound(self, rest, c, tau, m, v) -> float:
-        """Give the part of the expected log-likelihood that depends on one factor."""
-        precision = self.observed / self.noise
-        linear = (tau * m) * ((precision * rest) @ c)
-        return float((linear - 0.5 * tau * (m**2 + v) * (precision @ c**2)).sum())
+    def maximise(
+        self, loadings: Tensor, offset: Tensor, tau: Tensor, m: Tensor, v: Tensor, variance: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Solve for (C_n, b_n) of every unit, then for the parameters of the model.
 
-    def mask_evidence(self, rest, c, m, v) -> Tensor:
-        """Give the log-odds that the data add for z = 1, (T,)."""
-        precision = self.observed / self.noise
-        return m * ((precision * rest) @ c) - 0.5 * (m**2 + v) * (precision @ c**2)
+        Parameters
+        ----------
+        variance : (D,) tensor
+            Of the Gaussian prior of the loadings.
+        """
+        d, n = m.shape[0], len(offset)
+        second = torch.zeros(n, d + 1, d + 1, dtype=m.dtype)
+        first = torch.zeros(n, d + 1, dtype=m.dtype)
+        for rows in self._rows():
+            precision, target = self._quadratic(rows)
+            x = torch.cat([gated_mean(tau[:, rows], m[:, rows]), torch.ones(1, len(target))]).T
+            outer = (x[:, :, None] * x[:, None]).reshape(len(x), -1)
+            second += (precision.T @ outer).reshape(n, d + 1, d + 1)
+            spread = gated_variance(tau[:, rows], m[:, rows], v[:, rows])
+            second[:, :d, :d] += torch.diag_embed(precision.T @ spread.T)
+            first += target.T @ x
+        ridge = torch.cat([1 / variance, torch.zeros(1, dtype=m.dtype)])
+        # A unit whose entries are all held out has no precision: its offset stays.
+        second[:, d, d] += 1e-10
+        first[:, d] += 1e-10 * offset
+        solved = torch.linalg.solve(second + torch.diag(ridge), first[:, :, None])[:, :, 0]
+        loadings, offset = solved[:, :d].contiguous(), solved[:, d].contiguous()
+        self._learn(loadings, offset, tau, m, v)
+        return loadings, offset
+
+    def _learn(self, loadings, offset, tau, m, v) -> None:
+        """Update parameters beside loadings and offsets."""
+
+
+class Gaussian(Quadratic):
+    """y ~ N(h, ψ_n); for square roots of counts or standardised signals."""
+
+    def __init__(self, y: Tensor, observed: Tensor, exposure: Tensor, chunk: int = 4096):
+        super().__init__(y, observed, exposure, chunk)
+        seen = self.observed.to(y.dtype)
+        self.count = seen.sum(0).clamp(min=1)
+        mean = self.y.sum(0) / self.count
+        variance = (seen * (self.y - mean) ** 2).sum(0) / self.count
+        # Without a floor, silent bins are explained by z = 0 and the noise runs to zero.
+        self.floor = SMALLEST_NOISE * variance.clamp(min=1e-12)
+        self.noise = variance.clamp(min=1e-12)
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Noise variance of every unit."""
+        return {"noise": self.noise}
+
+    def _quadratic(self, rows: slice) -> tuple[Tensor, Tensor]:
+        precision = self.observed[rows] / self.noise
+        return precision, precision * self.y[rows]
+
+    def _learn(self, loadings, offset, tau, m, v) -> None:
+        self.noise = torch.maximum(
+            self._errors(loadings, offset, tau, m, v) / self.count, self.floor
+        )
+
+    def _errors(self, loadings, offset, tau, m, v) -> Tensor:
+        total = torch.zeros_like(offset)
+        for rows in self._rows():
+            mean, variance = log_rate_moments(
+                loadings, offset, tau[:, rows], m[:, rows], v[:, rows]
+            )
+            total += (self.observed[rows] * ((self.y[rows] - mean) ** 2 + variance)).sum(0)
+        return total
 
     def expected(self, loadings, offset, tau, m, v) -> float:
         """Give the expected log-likelihood over the observed entries, in nats."""
-        mean, variance = log_rate_moments(loadings, offset, tau, m, v)
-        self.mean = mean
-        error = ((self.y - mean) ** 2 + variance) / self.noise
-        log_noise = torch.log(2 * torch.pi * self.noise)
-        return float(-0.5 * (self.observed * (error + log_noise)).sum())
+        self.start(loadings, offset, tau, m, v)
+        error = self._errors(loadings, offset, tau, m, v) / self.noise
+        count = self.observed.sum(0)
+        return float(-0.5 * (error + count * torch.log(2 * torch.pi * self.noise)).sum())
 
-    def maximise(self, loadings, offset, tau, m, v, prior_variance: float):
-        """Solve for (C_n, b_n) of every neuron, then for the noise variances."""
-        g = gated_mean(tau, m)
-        ones = torch.ones(1, g.shape[1], dtype=g.dtype)
-        x = torch.cat([g, ones])
-        spread = torch.cat([gated_variance(tau, m, v), torch.zeros_like(ones)])
-        precision = self.observed / self.noise
-        second = torch.einsum("tn,dt,kt->ndk", precision, x, x)
-        second += torch.diag_embed(precision.T @ spread.T)
-        ridge = torch.full((len(x),), 1 / prior_variance, dtype=g.dtype)
-        ridge[-1] = 0.0
-        first = (precision * self.y).T @ x.T
-        solved = torch.linalg.solve(second + torch.diag(ridge), first[:, :, None])[:, :, 0]
-        loadings, offset = solved[:, :-1], solved[:, -1]
-        mean, variance = log_rate_moments(loadings, offset, tau, m, v)
-        error = (self.observed * ((self.y - mean) ** 2 + variance)).sum(0)
-        self.noise = torch.maximum(error / self.observed.sum(0).clamp(min=1), self.floor)
-        self.mean = mean
-        return loadings, offset
-
-    def log_density(self, y, h, exposure) -> Tensor:
-        """ln p(y | h), elementwise, with the noise of each neuron on the last axis."""
-        return -0.5 * ((y - h) ** 2 / self.noise + torch.log(2 * torch.pi * self.noise))
+    @staticmethod
+    def log_density(y: Tensor, h: Tensor, exposure: Tensor, noise: Tensor) -> Tensor:
+        """ln p(y | h), elementwise, units on the last axis."""
+        return -0.5 * ((y - h) ** 2 / noise + torch.log(2 * torch.pi * noise))
 
 
-LIKELIHOODS = {"poisson": Poisson, "gaussian": Gaussian}
+class PolyaGamma(Quadratic):
+    """Negative binomial and Bernoulli: ln p ≥ κ ψ - ω ψ² / 2 + … at ω = tanh(ξ/2) (y + r) / (2 ξ).
+
+    ψ = h + shift, and ξ² = E[ψ²] makes the bound tight (Polson, Scott & Windle 2013). The trials of
+    the binomial, `y + r` or 1, and κ come from the subclass.
+    """
+
+    def _trials(self, rows: slice) -> Tensor:
+        raise NotImplementedError
+
+    def _kappa(self, rows: slice) -> Tensor:
+        raise NotImplementedError
+
+    def _shift(self, rows: slice) -> Tensor:
+        raise NotImplementedError
+
+    def _normaliser(self, rows: slice) -> Tensor:
+        raise NotImplementedError
+
+    def start(self, loadings, offset, tau, m, v) -> None:
+        """Compute the mean of h and the ω of every entry, (T, N) each."""
+        super().start(loadings, offset, tau, m, v)
+        self.omega = torch.empty_like(self.mean)
+        for rows in self._rows():
+            xi = self._xi(rows, loadings, offset, tau, m, v)
+            # tanh(ξ/2) / ξ goes to 1/2 at ξ = 0.
+            ratio = torch.where(xi < 1e-6, 0.5, torch.tanh(xi / 2) / xi.clamp(min=1e-6))
+            self.omega[rows] = 0.5 * self._trials(rows) * ratio
+
+    def _xi(self, rows, loadings, offset, tau, m, v) -> Tensor:
+        part = (tau[:, rows], m[:, rows], v[:, rows])
+        mean, variance = log_rate_moments(loadings, offset, *part)
+        return torch.sqrt((mean + self._shift(rows)) ** 2 + variance)
+
+    def _quadratic(self, rows: slice) -> tuple[Tensor, Tensor]:
+        seen = self.observed[rows]
+        precision = seen * self.omega[rows]
+        return precision, seen * self._kappa(rows) - precision * self._shift(rows)
+
+    def _per_unit(self, loadings, offset, tau, m, v) -> Tensor:
+        """Expected log-likelihood per unit, at the best ξ, (N,)."""
+        total = torch.zeros_like(offset)
+        for rows in self._rows():
+            xi = self._xi(rows, loadings, offset, tau, m, v)
+            mean = gated_mean(tau[:, rows], m[:, rows]).T @ loadings.T + offset
+            log_cosh = xi / 2 + torch.log1p(torch.exp(-xi)) - LN2
+            terms = self._kappa(rows) * (mean + self._shift(rows)) + self._normaliser(rows)
+            terms -= self._trials(rows) * (log_cosh + LN2)
+            total += (self.observed[rows] * terms).sum(0)
+        return total
+
+    def expected(self, loadings, offset, tau, m, v) -> float:
+        """Give the bound of the expected log-likelihood over the observed entries, in nats."""
+        self.start(loadings, offset, tau, m, v)
+        return float(self._per_unit(loadings, offset, tau, m, v).sum())
+
+
+LN2 = 0.6931471805599453
+
+
+class NegativeBinomial(PolyaGamma):
+    """y ~ NB(r_n, logit ψ) with ψ = h + ln(exposure) - ln r_n, so that E[y] = exposure · exp(h)."""
+
+    def __init__(self, y: Tensor, observed: Tensor, exposure: Tensor, chunk: int = 4096):
+        super().__init__(y, observed, exposure, chunk)
+        self.size = torch.full((y.shape[1],), 5.0, dtype=y.dtype)
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Size r of every unit; large ones mean Poisson."""
+        return {"size": self.size}
+
+    def _trials(self, rows):
+        return self.y[rows] + self.size
+
+    def _kappa(self, rows):
+        return 0.5 * (self.y[rows] - self.size)
+
+    def _shift(self, rows):
+        return self.log_exposure[rows, None] - torch.log(self.size)
+
+    def _normaliser(self, rows):
+        y = self.y[rows]
+        return torch.lgamma(y + self.size) - torch.lgamma(self.size) - torch.lgamma(y + 1)
+
+    def _learn(self, loadings, offset, tau, m, v) -> None:
+        """Keep, for every unit, the size among a few around the present one that is best."""
+        best = self._per_unit(loadings, offset, tau, m, v)
+        now = chosen = self.size
+        for step in SIZE_STEPS:
+            self.size = (now * step).clamp(*SIZE_BOUNDS)
+            value = self._per_unit(loadings, offset, tau, m, v)
+            chosen = torch.where(value > best, self.size, chosen)
+            best = torch.maximum(best, value)
+        self.size = chosen
+
+    @staticmethod
+    def log_density(y: Tensor, h: Tensor, exposure: Tensor, size: Tensor) -> Tensor:
+        """ln p(y | h), elementwise, units on the last axis."""
+        psi = h + torch.log(exposure) - torch.log(size)
+        constant = torch.lgamma(y + size) - torch.lgamma(size) - torch.lgamma(y + 1)
+        return constant + y * psi - (y + size) * torch.nn.functional.softplus(psi)
+
+
+class Bernoulli(PolyaGamma):
+    """y ~ Bernoulli(logit h), for bins that hold at most one spike."""
+
+    def _trials(self, rows):
+        return torch.ones((), dtype=self.y.dtype)
+
+    def _kappa(self, rows):
+        return self.y[rows] - 0.5
+
+    def _shift(self, rows):
+        return torch.zeros((), dtype=self.y.dtype)
+
+    def _normaliser(self, rows):
+        return torch.zeros((), dtype=self.y.dtype)
+
+    @staticmethod
+    def log_density(y: Tensor, h: Tensor, exposure: Tensor) -> Tensor:
+        """ln p(y | h), elementwise."""
+        return y * h - torch.nn.functional.softplus(h)

@@ -2,6 +2,7 @@
 
 import logging
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import torch
 
 from popflow.inputs.config import preset as read_preset
 from popflow.inputs.settings import resolve
-from popflow.models.infinite_gpfa.engines import ENGINES
+from popflow.models.infinite_gpfa.checks import check, looks_like_counts
+from popflow.models.infinite_gpfa.engines import choose_engine, make_engine
 from popflow.models.infinite_gpfa.inference import Ascent, State
-from popflow.models.infinite_gpfa.likelihoods import LIKELIHOODS
-from popflow.models.infinite_gpfa.masks import MaskPosterior
+from popflow.models.infinite_gpfa.likelihoods import Bernoulli, Gaussian, NegativeBinomial
+from popflow.models.infinite_gpfa.moves import improve
+from popflow.models.infinite_gpfa.poisson import LognormalPoisson, MomentPoisson, Poisson
 from popflow.runtime.artefacts import load_model, save_model
 from popflow.runtime.checkpoints import Checkpoints
 from popflow.runtime.progress import Progress
@@ -24,6 +27,7 @@ from popflow.runtime.seeds import torch_generator
 log = logging.getLogger(__name__)
 
 FEW_COUNTS = 2.0
+LARGEST_LOG_HZ = 6.9
 ENERGY_SHARE, LEAST_MASK = 0.05, 0.01
 PATIENCE = 5
 
@@ -39,10 +43,12 @@ class InfiniteGPFA:
     ----------
     n_factors : int, optional
         Truncation D: the most factors the fit may use.
-    likelihood : {"poisson", "gaussian"}, optional
-    kernel : {"rbf", "matern12", "matern32", "matern52"}, optional
-    engine : {"sparse", "dense"}, optional
-        ``dense`` is the exact oracle for few bins.
+    likelihood : {"poisson", "negative_binomial", "bernoulli", "gaussian"}, optional
+    kernel : str, optional
+        ``rbf``, ``matern12``, ``matern32``, ``matern52``, ``periodic``, or several joined by +.
+    engine : {"auto", "sparse", "dense", "statespace"}, optional
+        ``dense`` is exact for few bins, ``statespace`` exact and linear in time for one Matérn
+        kernel; ``auto`` chooses.
     masks : bool, optional
         False gives variational GPFA without masks, from the same code.
     seed : int
@@ -65,6 +71,10 @@ class InfiniteGPFA:
     n_effective_ : int
         Factors with over 5 % of the energy and a mean mask over 1 %.
     restart_elbos_ : list of float
+    parameters_ : dict of str to (N,) array
+        Noise variances (gaussian) or sizes (negative binomial).
+    excluded_ : (N,) bool array
+        Units without any change in the observed entries; their loadings are 0.
 
     Examples
     --------
@@ -140,16 +150,16 @@ class InfiniteGPFA:
         for restart in range(self.settings["restarts"]):
             folder = Path(checkpoints) / f"restart-{restart}" if checkpoints else None
             seed = self.seed * 1000 + restart
-            state, noise = self._climb(ascent, seed, folder, f"{title}, start {restart + 1}")
-            elbos.append(state.trace[-1]["elbo"])
+            found = self._climb(ascent, seed, folder, f"{title}, start {restart + 1}")
+            elbos.append(found[0].trace[-1]["elbo"])
             if best is None or elbos[-1] > best[0].trace[-1]["elbo"]:
-                best = (state, noise)
+                best = found
         if checkpoints:
             for restart in range(self.settings["restarts"]):
                 Checkpoints(Path(checkpoints) / f"restart-{restart}").clear()
         self.bin_width, self.restart_elbos_ = bin_width, elbos
-        self._noise = best[1]
-        self._publish(best[0])
+        self._publish(*best)
+        self._warn()
         return self
 
     def _prepare(self, counts, bin_width, observed, exposure, times):
@@ -158,34 +168,56 @@ class InfiniteGPFA:
         seen = observed if isinstance(observed, list) else [observed] * len(trials)
         share = exposure if isinstance(exposure, list) else [exposure] * len(trials)
         seen = [
-            np.ones(c.shape) if o is None else np.asarray(o)
+            np.ones(c.shape, bool) if o is None else np.asarray(o) > 0
             for c, o in zip(trials, seen, strict=True)
         ]
         share = [
-            np.ones(len(c)) if e is None else np.asarray(e)
+            np.ones(len(c)) if e is None else np.asarray(e, float)
             for c, e in zip(trials, share, strict=True)
         ]
-        _check(trials, seen, self.settings["likelihood"], bin_width)
-        y = np.concatenate(trials).astype(float)
-        used = np.concatenate(seen).astype(float)
-        used[~np.isfinite(y)] = 0.0
-        y = np.where(used > 0, y, 0.0)
-        recorded = np.concatenate(share).astype(float) * bin_width
-        used[recorded <= 0] = 0.0
+        s = self.settings
+        check(trials, seen, share, s, bin_width)
+        y, used = np.concatenate(trials).astype(float), np.concatenate(seen)
+        recorded = np.concatenate(share) * bin_width
+        used &= (recorded > 0)[:, None]
+        y[~used] = 0.0
+        self._exclude(y, used, float(recorded.sum()))
+        kept = ~self.excluded_
         if times is None:
             times = [np.arange(len(c)) * bin_width for c in trials]
-        s = self.settings
         grid = [torch.from_numpy(np.asarray(t, float)) for t in times]
-        engine = ENGINES[s["engine"]](grid, s["kernel"], s["inducing"])
-        likelihood = LIKELIHOODS[s["likelihood"]](
-            torch.from_numpy(y),
-            torch.from_numpy(used),
+        s["engine"] = choose_engine(s["engine"], s["kernel"], len(y))
+        log.info("engine: %s (%d bins, kernel %s)", s["engine"], len(y), s["kernel"])
+        engine = make_engine(s["engine"], grid, s["kernel"], s["inducing"], s["period_s"])
+        model = _likelihood(s)(
+            torch.from_numpy(y[:, kept]),
+            torch.from_numpy(used[:, kept]),
             torch.from_numpy(np.maximum(recorded, 1e-12)),
             s["chunk"],
         )
-        if s["likelihood"] == "gaussian" and _looks_like_counts(y) and y.mean() < FEW_COUNTS:
-            log.warning("counts of mean %.2f under a Gaussian model: use poisson", y.mean())
-        return Ascent(engine, likelihood, s, bin_width), [len(c) for c in trials]
+        mean = y.sum() / max(used.sum(), 1)
+        if s["likelihood"] == "gaussian" and looks_like_counts(y) and mean < FEW_COUNTS:
+            log.warning("counts of mean %.2f under a Gaussian model: use poisson", mean)
+        self._duration = sum(len(t) for t in times) * bin_width
+        return Ascent(engine, model, s, bin_width), [len(c) for c in trials]
+
+    def _exclude(self, y: np.ndarray, used: np.ndarray, seconds: float) -> None:
+        """Leave units out that do not change in the observed entries; keep what describes them."""
+        count = np.maximum(used.sum(0), 1)
+        mean = y.sum(0) / count
+        self.excluded_ = _spread(y, used) <= 0
+        if self.excluded_.all():
+            found = f"none of {len(mean)} units changes over the observed bins"
+            raise Refusal("counts", found, "one unit or more that does", "check the binning")
+        if self.excluded_.any():
+            log.warning("%d units that do not change are left out", int(self.excluded_.sum()))
+        self._constant = mean
+        if self.settings["likelihood"] in ("poisson", "negative_binomial"):
+            rate = np.maximum(mean * count, 0.5) / np.maximum(seconds * count / len(y), 1e-12)
+            self._constant = np.log(rate)
+        elif self.settings["likelihood"] == "bernoulli":
+            share = np.clip(mean, 0.5 / count, 1 - 0.5 / count)
+            self._constant = np.log(share / (1 - share))
 
     def _climb(self, ascent: Ascent, seed: int, folder: Path | None, title: str):
         """Iterate to convergence from one start; go on from a checkpoint when there is one."""
@@ -193,23 +225,29 @@ class InfiniteGPFA:
         state = ascent.start(seed)
         store = Checkpoints(folder) if folder else None
         with store.lock() if store else nullcontext():
+            moved = False
             if store and (saved := store.latest()):
-                _restore(state, ascent, saved)
+                moved = _restore(state, ascent, saved)
             progress = Progress(title, s["iterations"], len(state.trace))
-            while len(state.trace) < s["iterations"] and not self._converged(state.trace):
+            while len(state.trace) < s["iterations"]:
+                if self._converged(state.trace):
+                    if moved or not s["moves"]:
+                        break
+                    state, moved = improve(ascent, state), True
+                    continue
                 elbo = ascent.iterate(state, len(state.trace))
                 progress.update(elbo=elbo)
                 if store and len(state.trace) % s["checkpoint_every"] == 0:
-                    store.save(len(state.trace), _saved(state, ascent))
+                    store.save(len(state.trace), _saved(state, ascent, moved))
             if store:
-                store.save(len(state.trace), _saved(state, ascent))
+                store.save(len(state.trace), _saved(state, ascent, moved))
             progress.close()
-        noise = getattr(ascent.likelihood, "noise", torch.zeros(0)).clone()
-        return state, noise
+        parameters = {name: p.clone() for name, p in ascent.likelihood.parameters().items()}
+        return state, parameters
 
     def _converged(self, trace: list[dict[str, float]]) -> bool:
         """Tell whether the bound gained less than the tolerance for five iterations."""
-        if len(trace) <= PATIENCE + self.settings["burn_in"]:
+        if len(trace) <= PATIENCE + max(self.settings["burn_in"], self.settings["temper"]):
             return False
         last = [row["elbo"] for row in trace[-PATIENCE - 1 :]]
         return all(
@@ -217,14 +255,21 @@ class InfiniteGPFA:
             for a, b in zip(last, last[1:], strict=False)
         )
 
-    def _publish(self, state: State) -> None:
+    def _publish(self, state: State, parameters: dict[str, torch.Tensor]) -> None:
         """Bring the factors into canonical form: by energy, the largest loading positive."""
+        kept = ~self.excluded_
         energy = state.loadings.norm(dim=0) * (state.tau * (state.m**2 + state.v)).mean(1).sqrt()
         order = torch.argsort(-energy, stable=True)
         sign = torch.sign(state.loadings[state.loadings.abs().argmax(0), torch.arange(len(energy))])
         sign = torch.where(sign == 0, torch.ones_like(sign), sign)[order]
-        self.loadings_ = (state.loadings[:, order] * sign).numpy()
-        self.offset_ = state.offset.numpy().copy()
+        self.loadings_ = np.zeros((len(kept), len(order)))
+        self.loadings_[kept] = (state.loadings[:, order] * sign).numpy()
+        self.offset_ = self._constant.copy()
+        self.offset_[kept] = state.offset.numpy()
+        self.parameters_ = {}
+        for name, values in parameters.items():
+            self.parameters_[name] = np.full(len(kept), float(values.median()))
+            self.parameters_[name][kept] = values.numpy()
         self.factor_mean_ = (state.m[order] * sign[:, None]).T.numpy().copy()
         self.factor_variance_ = state.v[order].T.numpy().copy()
         self.mask_probability_ = state.tau[order].T.numpy().copy()
@@ -238,6 +283,26 @@ class InfiniteGPFA:
         used = (self.energy_share_ > ENERGY_SHARE) & (self.mask_probability_.mean(0) > LEAST_MASK)
         self.n_effective_ = int(used.sum())
         self.elbo_trace_ = state.trace
+
+    def _warn(self) -> None:
+        """Tell what makes a fit doubtful: coarse inducing points, too few factors, wild rates."""
+        s, shortest = self.settings, float(self.lengthscales_.min())
+        if s["engine"] == "sparse" and s["inducing"] < self._duration / (2 * shortest):
+            log.warning(
+                "%d inducing points do not resolve a length-scale of %.3g s over %.0f s: use %d, "
+                "or a Matern kernel (engine statespace)",
+                s["inducing"],
+                shortest,
+                self._duration,
+                int(np.ceil(self._duration / (2 * shortest))),
+            )
+        if self.n_effective_ == s["n_factors"] and s["n_factors"] > 1:
+            log.warning("all %d factors are used: raise n_factors", s["n_factors"])
+        if s["likelihood"] in ("poisson", "negative_binomial"):
+            rows = np.linspace(0, len(self.gated_mean_) - 1, 1000).astype(int)
+            log_rate = self.gated_mean_[rows] @ self.loadings_.T + self.offset_
+            if log_rate.max() > LARGEST_LOG_HZ:
+                log.warning("expected rates reach %.3g per second", float(np.exp(log_rate.max())))
 
     def sample(self, draws: int, rows: np.ndarray | None = None, seed: int = 0) -> np.ndarray:
         """Draw h = b + C (z f) from the posterior's marginals at bins.
@@ -308,10 +373,8 @@ class InfiniteGPFA:
         return found
 
     def _density(self):
-        likelihood = LIKELIHOODS[self.settings["likelihood"]]
-        holder = likelihood.__new__(likelihood)
-        holder.noise = self._noise
-        return holder.log_density
+        parameters = {k: torch.from_numpy(v) for k, v in self.parameters_.items()}
+        return partial(_likelihood(self.settings).log_density, **parameters)
 
     def score(self, counts, entries, exposure=None, draws: int = 256) -> float:
         """Give the held-out log-likelihood per entry, in nats (see `log_predictive`)."""
@@ -341,7 +404,7 @@ class InfiniteGPFA:
         """Write parameters and posterior, without pickle."""
         arrays = {name: getattr(self, f"{name}_") for name in ARRAYS}
         tensors = {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in arrays.items()}
-        tensors["noise"] = self._noise
+        tensors |= {f"parameter_{k}": torch.from_numpy(v) for k, v in self.parameters_.items()}
         described = {
             "model": "infinite_gpfa",
             "settings": self.settings,
@@ -362,7 +425,12 @@ class InfiniteGPFA:
         model = cls(settings=described["settings"], seed=described["seed"])
         for name in ARRAYS:
             setattr(model, f"{name}_", tensors[name].numpy())
-        model._noise, model._lengths = tensors["noise"], described["trial_lengths"]
+        model._lengths = described["trial_lengths"]
+        model.parameters_ = {
+            name.removeprefix("parameter_"): tensor.numpy()
+            for name, tensor in tensors.items()
+            if name.startswith("parameter_")
+        }
         model.bin_width, model.alpha_ = described["bin_width"], described["alpha"]
         model.n_effective_ = described["n_effective"]
         model.restart_elbos_ = described["restart_elbos"]
@@ -380,6 +448,7 @@ ARRAYS = (
     "lengthscales",
     "energy_share",
     "activation",
+    "excluded",
 )
 
 
@@ -392,54 +461,64 @@ def _constant_rate(counts, entries, mean_rate, bin_width, exposure) -> float:
     return float(poisson.logpmf(counts, expected)[np.asarray(entries, bool)].sum())
 
 
-def _looks_like_counts(y: np.ndarray) -> bool:
-    return bool((y >= 0).all() and np.array_equal(y, np.round(y)))
+def _likelihood(settings: dict[str, Any]) -> type:
+    """Give the class of an observation model."""
+    if settings["likelihood"] == "poisson":
+        return POISSONS[settings["poisson_expectation"]]
+    return LIKELIHOODS[settings["likelihood"]]
 
 
-def _check(trials, seen, likelihood: str, bin_width: float) -> None:
-    """Refuse arrays that cannot be fitted."""
-    where = "counts"
-    for number, (y, used) in enumerate(zip(trials, seen, strict=True)):
-        place = f"{where}, trial {number}"
-        if y.ndim != 2 or 0 in y.shape:
-            found = f"an array of shape {y.shape}"
-            raise Refusal(place, found, "(bins, units), none of them zero", "check the binning")
-        if used.shape != y.shape:
-            found = f"observed has shape {used.shape}, counts {y.shape}"
-            raise Refusal(place, found, "equal shapes", "give one flag per entry")
-        values = y[used > 0]
-        if values.size == 0:
-            raise Refusal(place, "no observed entry", "some observed entries", "check the mask")
-        if not np.isfinite(values).all():
-            bad = int((~np.isfinite(values)).sum())
-            fix = "mark them in observed, or drop them"
-            raise Refusal(place, f"{bad} observed entries are NaN or infinite", "numbers", fix)
-        if likelihood == "poisson" and not _looks_like_counts(values):
-            fix = "give spike counts, or use likelihood='gaussian'"
-            raise Refusal(place, "negative or fractional values", "whole counts", fix)
-    if not bin_width > 0:
-        raise Refusal("bin_width", f"found {bin_width}", "seconds, more than 0", "give the bin")
+def _spread(y: np.ndarray, used: np.ndarray) -> np.ndarray:
+    """Tell for every unit how far its observed entries lie apart, unit by unit."""
+    found = np.zeros(y.shape[1])
+    for n in range(y.shape[1]):
+        values = y[used[:, n], n]
+        found[n] = np.ptp(values) if values.size else 0.0
+    return found
 
 
-def _saved(state: State, ascent: Ascent) -> dict[str, Any]:
+def _saved(state: State, ascent: Ascent, moved: bool) -> dict[str, Any]:
     """Give what a checkpoint holds."""
-    names = ("loadings", "offset", "tau", "m", "v", "w", "linear", "kl", "lengthscales")
     masks = state.masks
-    return {name: getattr(state, name) for name in names} | {
+    return {name: getattr(state, name) for name in KEPT} | {
         "a": masks.a,
         "b": masks.b,
         "h": [masks.h1, masks.h2],
         "trace": state.trace,
-        "noise": getattr(ascent.likelihood, "noise", torch.zeros(0)),
+        "moved": moved,
+        "parameters": ascent.likelihood.parameters(),
     }
 
 
-def _restore(state: State, ascent: Ascent, saved: dict[str, Any]) -> None:
-    for name in ("loadings", "offset", "tau", "m", "v", "w", "linear", "kl", "lengthscales"):
+def _restore(state: State, ascent: Ascent, saved: dict[str, Any]) -> bool:
+    """Bring a state to that of a checkpoint; tell whether moves were tried already."""
+    for name in KEPT:
         setattr(state, name, saved[name])
-    masks: MaskPosterior = state.masks
+    masks = state.masks
     masks.a, masks.b = saved["a"], saved["b"]
     masks.h1, masks.h2 = saved["h"]
     state.trace = saved["trace"]
-    if hasattr(ascent.likelihood, "noise"):
-        ascent.likelihood.noise = saved["noise"]
+    for name, values in saved["parameters"].items():
+        setattr(ascent.likelihood, name, values)
+    ascent.refresh(state)
+    return saved["moved"]
+
+
+KEPT = (
+    "loadings",
+    "offset",
+    "tau",
+    "m",
+    "v",
+    "w",
+    "linear",
+    "kl",
+    "lengthscales",
+    "variance",
+)
+LIKELIHOODS = {
+    "negative_binomial": NegativeBinomial,
+    "bernoulli": Bernoulli,
+    "gaussian": Gaussian,
+}
+POISSONS = {"exact": Poisson, "taylor2": MomentPoisson, "lognormal": LognormalPoisson}

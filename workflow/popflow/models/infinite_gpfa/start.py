@@ -1,6 +1,7 @@
 """Where coordinate ascent starts: leading directions of the data, rotated so that masks can act."""
 
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ def initial_loadings(likelihood: Any, kind: str, d: int, seed: int) -> tuple[Ten
     ----------
     likelihood : object
         Of `likelihoods`.
-    kind : {"poisson", "gaussian"}
+    kind : {"poisson", "negative_binomial", "bernoulli", "gaussian"}
     d : int
         Number of factors.
     seed : int
@@ -34,24 +35,45 @@ def initial_loadings(likelihood: Any, kind: str, d: int, seed: int) -> tuple[Ten
     loadings : (N, D) tensor
     offset : (N,) tensor
     """
-    y, seen = likelihood.y.numpy(), likelihood.observed.numpy()
-    mean = (y * seen).sum(0) / np.maximum(seen.sum(0), 1)
-    filled = np.where(seen > 0, y, mean)
-    if kind == "poisson":
-        exposure = np.exp(likelihood.log_exposure.numpy()).mean()
-        offset = np.log(np.maximum(mean, 1e-3) / exposure)
-        smooth = gaussian_filter1d(filled, 2.0, axis=0)
-        signal = np.log(smooth + 0.1 * mean + 0.05)
-    else:
-        offset, signal = mean.copy(), gaussian_filter1d(filled, 1.0, axis=0)
-    signal = signal - signal.mean(0)
-    rank = min(d, *signal.shape)
-    left, s, directions = np.linalg.svd(signal, full_matrices=False)
-    rotation = switching_rotation(left[:, :rank] * np.sqrt(len(y)))
-    loadings = np.zeros((y.shape[1], d))
-    loadings[:, :rank] = (directions[:rank].T * s[:rank] / np.sqrt(len(y))) @ rotation
-    loadings += generator(seed, "loadings").normal(0, 0.05, loadings.shape)
+    signal, offset = _signal(likelihood, kind)
+    bins, units = signal.shape
+    rank = min(d, bins, units)
+    # The units' covariance is small; singular vectors of a long session would not be.
+    variances, directions = np.linalg.eigh(signal.T @ signal / bins)
+    order = np.argsort(-variances, kind="stable")[:rank]
+    s, directions = np.sqrt(np.maximum(variances[order], 1e-12)), directions[:, order]
+    scores = signal @ (directions / s)
+    # The sign of a singular vector is free; the skew of its scores does not depend on the order.
+    side = np.where((scores**3).sum(0) < 0, -1.0, 1.0)
+    rotation, directions = switching_rotation(scores * side), directions * side
+    loadings = np.zeros((units, d))
+    loadings[:, :rank] = (directions * s) @ rotation
+    for n in range(units):
+        # By the unit's own data, so that the order of units does not matter.
+        own = crc32(np.ascontiguousarray(likelihood.y[:, n].numpy()).tobytes())
+        loadings[n] += generator(seed, "loadings", own).normal(0, 0.05, d)
     return torch.from_numpy(loadings), torch.from_numpy(offset)
+
+
+def _signal(likelihood: Any, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    """Give data smoothed on the scale of h and centred, (T, N), and the offset of every unit."""
+    seen, y = likelihood.observed.numpy(), likelihood.y.numpy()
+    exposure = float(torch.exp(likelihood.log_exposure).mean())
+    signal, offset = np.empty(y.shape), np.empty(y.shape[1])
+    for n in range(y.shape[1]):
+        mean = y[:, n].sum(dtype=float) / max(seen[:, n].sum(), 1)
+        filled = np.where(seen[:, n], y[:, n].astype(float), mean)
+        if kind == "gaussian":
+            offset[n], signal[:, n] = mean, gaussian_filter1d(filled, 1.0)
+        elif kind == "bernoulli":
+            share = min(max(mean, 1e-3), 1 - 1e-3)
+            offset[n] = np.log(share / (1 - share))
+            signal[:, n] = gaussian_filter1d(filled, 2.0) / (share * (1 - share))
+        else:
+            offset[n] = np.log(max(mean, 1e-3) / exposure)
+            signal[:, n] = np.log(gaussian_filter1d(filled, 2.0) + 0.1 * mean + 0.05)
+    signal -= signal.mean(0)
+    return signal, offset
 
 
 def switching_rotation(scores: np.ndarray) -> np.ndarray:
@@ -117,3 +139,12 @@ def _best_turn(matrices: np.ndarray, p: int, q: int) -> np.ndarray:
     angle = 0.5 * np.arctan2(off, on + np.hypot(on, off))
     sine, cosine = np.sin(angle), np.cos(angle)
     return np.array([[cosine, -sine], [sine, cosine]])
+
+
+def leading_residual(likelihood: Any) -> Tensor:
+    """Give the direction in which units deviate together from a fit, scaled like loadings, (N,)."""
+    signal = likelihood.residual().numpy()
+    signal = gaussian_filter1d(signal, 2.0, axis=0)
+    signal -= signal.mean(0)
+    variances, directions = np.linalg.eigh(signal.T @ signal / len(signal))
+    return torch.from_numpy(directions[:, -1] * np.sqrt(max(variances[-1], 1e-12)))
