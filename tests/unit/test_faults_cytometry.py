@@ -76,7 +76,7 @@ def test_cyt_01_header_wins_over_a_later_place_in_text(tmp_path):
     words = with_text_offsets(base, begin + 46, begin + 285)
     file = opened(tmp_path, build(words, tail=b"\0" * 60))
     assert np.array_equal(file.read(), VALUES)
-    assert "HEADER places the events" in file.warnings[0]
+    assert "HEADER and TEXT place the events" in file.warnings[0]
 
 
 @pytest.mark.parametrize("more", [0, 1])
@@ -257,11 +257,18 @@ def test_cyt_15_a_channel_that_the_file_lacks():
     assert names == ["A", "B"] and matrix.shape == (2, 2)
 
 
-def test_cyt_15_a_matrix_that_is_not_square_is_not_used():
-    notes = []
-    value = {"spillover": "2,A,B,1,0.1,0.05"}
-    assert spillover.read_spillover(value, ["A", "B"], "x.fcs", notes) is None
-    assert "holds no 2 x 2 matrix" in notes[0]
+@pytest.mark.parametrize(
+    "value, message",
+    [
+        ("2,A,B,1,0.1,0.05", "3 numbers for 2 channels"),
+        ("2,A,B,1,0,0,2,1", "5 numbers for 2 channels"),
+        ("2,A,B,1,nan,0.2,1", "no numbers"),
+        ("2,A,A,1,0.1,0.2,1", "names a channel twice"),
+    ],
+)
+def test_cyt_15_a_matrix_that_is_not_square_is_refused(value, message):
+    with pytest.raises(Refusal, match=message):
+        spillover.read_spillover({"spillover": value}, ["A", "B"], "x.fcs")
 
 
 PANEL = [panels.PanelRow(f"C{n}", f"M{n}", "type", 150.0, None, None) for n in (1, 2, 3)]
@@ -363,3 +370,70 @@ def test_tables_of_events_without_header_or_with_text_are_refused(tmp_path, cont
     panel = [panels.PanelRow("A", "A", "type", 5.0, None, None)]
     with pytest.raises(Refusal, match=message):
         prepare_sample({"sample": "s", "path": str(tmp_path / "x.csv")}, panel, SETTINGS)
+
+
+@pytest.mark.parametrize("empty", ["/$P2S//", "/$OP//", "/$OP//$P3S//"])
+def test_cyt_04_an_empty_value_does_not_swallow_the_keyword_behind_it(tmp_path, empty):
+    words = keywords(3, 20, "I") | {"$P2E": "4,1", "$P2R": "1024"}
+    rest = "/".join(f"{k}/{v}" for k, v in words.items() if k not in ("$P2E", "$P2R"))
+    text = f"/{rest}{empty}$P2E/4,1/$P2R/1024/"
+    data = np.full((20, 3), 512, "<i4").tobytes()
+    file = opened(tmp_path, build(words, data, text=text))
+    assert file.channels["decades"].tolist() == [0, 4, 0]
+    assert file.read()[0] == pytest.approx([512, 100, 512])
+
+
+@pytest.mark.parametrize("private", ["P2E/0,0/", "TOT/1/", "MODE/fast/", "SPILLOVER/1,C1,9/"])
+def test_a_private_keyword_does_not_override_the_standard_one(tmp_path, private):
+    words = keywords(3, 20, spillover="2,C1,C2,1,0.1,0,1") | {"$P2E": "4,1"}
+    text = "/" + private + "/".join(f"{k}/{v}" for k, v in words.items()) + "/"
+    file = opened(tmp_path, build(words, text=text))
+    assert file.events == 20 and file.channels["decades"][1] == 4
+    assert file.spillover[1].tolist() == [[1, 0.1], [0, 1]]
+
+
+@pytest.mark.parametrize("key", ["$PAR", "$TOT", "$P1B", "$BEGINDATA"])
+@pytest.mark.parametrize("value", ["0", "-2", "inf", "nan", "1e400", "x"])
+def test_numbers_that_are_none_end_in_a_refusal_or_the_right_events(tmp_path, key, value):
+    try:
+        file = opened(tmp_path, build(keywords(3, 20) | {key: value}))
+    except Refusal as refusal:
+        assert "x.fcs" in str(refusal)
+    else:
+        assert np.array_equal(file.read(), VALUES) or file.events == 0
+
+
+def test_events_behind_the_segment_are_not_read(tmp_path):
+    content = build(keywords(3, 22), tail=b"\1" * 200)
+    with pytest.raises(Refusal, match="22 events"):
+        opened(tmp_path, content)
+
+
+def test_a_segment_longer_than_tot_tells_is_read_whole(tmp_path):
+    begin = begin_of(with_text_offsets(keywords(3, 15), 0, 0))
+    words = with_text_offsets(keywords(3, 15), begin, begin + 239)
+    file = opened(tmp_path, build(words))
+    assert file.events == 20 and "15 events, the segment holds 20" in file.warnings[0]
+
+
+def test_cyt_13_files_written_behind_each_other_are_data_sets(tmp_path):
+    one, two = build(keywords(3, 20)), build(keywords(3, 10), FLOATS[:120])
+    assert opened(tmp_path, one + b"00000000" + two, data_set=0).events == 20
+    file = opened(tmp_path, one + two)
+    assert file.data_sets == 2 and file.events == 10
+
+
+def test_floats_are_not_at_the_margin_of_a_range_that_is_their_maximum(tmp_path):
+    top = float(VALUES[:, 0].max())
+    words = keywords(3, 20, p1r=int(np.ceil(top)) + 1)
+    assert opened(tmp_path, build(words)).limits.tolist() == [np.inf, 262143, 262143]
+
+
+def test_rows_longer_than_the_header_shift_no_column(tmp_path):
+    from popflow.inputs.event_tables import open_events
+
+    (tmp_path / "a.csv").write_text("FSC-A,FITC-A\n1,2,\n3,4,\n")
+    assert open_events(tmp_path / "a.csv").read().tolist() == [[1, 2], [3, 4]]
+    (tmp_path / "a.csv").write_text("FSC-A,FITC-A\n100,5,200,5\n1,5,2,5\n")
+    with pytest.raises(Refusal, match="a.csv"):
+        open_events(tmp_path / "a.csv").read()

@@ -11,8 +11,10 @@ import scipy.io
 import scipy.sparse
 
 from popflow.inputs.expression import read_expression
+from popflow.inputs.registry import describe
 from popflow.inputs.settings import resolve
 from popflow.prepare.expression import prepare_expression
+from popflow.prepare.rows import rows_of
 from popflow.runtime.files import write_h5ad
 from popflow.runtime.refusal import Refusal
 
@@ -313,3 +315,76 @@ def test_exp_18_places_of_spots_under_both_names(name, header, tmp_path):
     (tmp_path / "spatial" / name).write_text("\n".join(lines[1:]) + "\n")
     with pytest.raises(Refusal, match="1 of 3 spots have no place"):
         read_expression(path)
+
+
+def test_repeated_genes_merge_the_counts_and_not_their_logs(tmp_path):
+    draw = np.random.default_rng(0)
+    values = draw.poisson(3.0, (30, 4)).astype("float32")
+    data = anndata.AnnData(np.log1p(values), var=pd.DataFrame(index=list("ABCA")))
+    data.layers["counts"] = values
+    data.write_h5ad(tmp_path / "a.h5ad")
+    read = read_expression(tmp_path / "a.h5ad", duplicates="sum")
+    merged = np.asarray(read.layers["counts"])[:, list(read.var_names).index("A")]
+    assert np.array_equal(merged, values[:, 0] + values[:, 3])
+    del data.layers["counts"]
+    data.write_h5ad(tmp_path / "b.h5ad")
+    with pytest.raises(Refusal, match="no counts"):
+        read_expression(tmp_path / "b.h5ad", duplicates="sum")
+
+
+@pytest.mark.parametrize("names", [["A", "A", "C"], ["A", "1-Mar", "C"]])
+def test_names_in_raw_are_checked_like_those_of_x(names):
+    raw = anndata.AnnData(counts(genes=3).X, var=pd.DataFrame(index=names))
+    data = anndata.AnnData(raw.X[:, :2], obs=raw.obs, var=pd.DataFrame(index=["A", "B"]))
+    data.raw = raw
+    with pytest.raises(Refusal, match="more than once|spreadsheet"):
+        rows_of(data)
+
+
+def test_two_samples_in_a_10x_folder_are_refused(tmp_path):
+    path = tmp_path / "f"
+    features = [("ENSG01", "A"), ("ENSG02", "B")]
+    folder_10x(path, features, np.arange(6).reshape(2, 3), "GSM1_")
+    folder_10x(tmp_path / "g", features, np.arange(6).reshape(2, 3), "GSM2_")
+    for file in (tmp_path / "g").iterdir():
+        file.rename(path / file.name)
+    with pytest.raises(Refusal, match="2 samples: GSM1_, GSM2_"):
+        read_expression(path)
+
+
+def test_h5ad_with_counts_in_a_layer_only(tmp_path):
+    data = counts()
+    data.layers["counts"], data.X = data.X.copy(), None
+    data.write_h5ad(tmp_path / "a.h5ad")
+    assert describe(tmp_path / "a.h5ad").raw_mean == pytest.approx(
+        np.asarray(data.layers["counts"].mean(0)).ravel()
+    )
+
+
+@pytest.mark.parametrize("total", [1.0, 1000.0])
+def test_rows_of_one_sum_are_normalised_and_not_logs(total):
+    draw = np.random.default_rng(0)
+    values = draw.gamma(1.0, 1.0, (40, 400))
+    values *= total / values.sum(1, keepdims=True)
+    data = anndata.AnnData(values, obs=pd.DataFrame({"label": ["a", "b"] * 20}))
+    data.obs_names, data.var_names = data.obs_names.astype(str), [f"G{i}" for i in range(400)]
+    _, report = prepare_expression(data, settings())
+    assert report.loc[report["item"] == "genes", "reason"].iloc[0] == "normalised"
+    _, report = prepare_expression(data, settings(value_state="log"))
+    assert report.loc[report["item"] == "genes", "reason"].iloc[0] == "log"
+
+
+@pytest.mark.parametrize("name", ["2021-09-02", "3/1/2023", "2023-03-01 00:00:00", "2-sept"])
+def test_exp_20_dates_of_other_spreadsheets(tmp_path, name):
+    frame = pd.DataFrame(np.ones((3, 3)), index=["s1", "s2", "s3"], columns=["A", name, "B"])
+    frame.to_csv(tmp_path / "a.csv")
+    with pytest.raises(Refusal, match="spreadsheet"):
+        read_expression(tmp_path / "a.csv", "samples_in_rows")
+
+
+@pytest.mark.parametrize("text", ["id,s1,s2\nA,1,2,\nB,3,4,\n", 'id\ts1\n"A\t1\nB\t2\nC"\t3\n'])
+def test_tables_whose_cells_shift_are_refused(tmp_path, text):
+    path = tmp_path / ("a.csv" if "," in text else "a.tsv")
+    path.write_text(text)
+    with pytest.raises(Refusal):
+        read_expression(path, "genes_in_rows")

@@ -1,5 +1,7 @@
 """Public faults of reading spikes and tracking, and the readers of sorters and labs."""
 
+import re
+import shutil
 from datetime import UTC, datetime
 
 import h5py
@@ -187,3 +189,162 @@ def test_recorded_intervals_are_those_of_all_units(tmp_path):
         io.write(file)
     recorded = read_session(tmp_path / "a.nwb").recorded
     assert recorded.tolist() == [[0.0, 10.0], [20.0, 30.0]]
+
+
+def test_tracks_with_more_cells_than_names_shift_no_column(tmp_path):
+    (tmp_path / "t.csv").write_text("t,x,y\n0,1,2,\n1,3,4,\n")
+    t, xy, _ = read_tracking(tmp_path / "t.csv", {})
+    assert t.tolist() == [0, 1] and xy.tolist() == [[1, 2], [3, 4]]
+    (tmp_path / "t.csv").write_text("t,x,y\n0,0,1,5,2,5\n0,5,1,5,2,5\n")
+    with pytest.raises(Refusal, match="t.csv"):
+        read_tracking(tmp_path / "t.csv", {})
+
+
+def test_a_spike_table_with_decimal_commas_is_refused(tmp_path):
+    (tmp_path / "s.csv").write_text("unit,time\n0,0,1\n0,0,2\n")
+    with pytest.raises(Refusal, match="s.csv"):
+        read_session(tmp_path / "s.csv")
+
+
+@pytest.mark.parametrize("told, rate", [("30_000.", 30_000), ("25e3  # Hz", 25_000)])
+def test_spk_11_rates_as_python_writes_them(tmp_path, told, rate):
+    folder = phy(tmp_path)
+    (folder / "params.py").write_text(f"dat_path = 'a'\nsample_rate = {told}\n")
+    times, _ = spikes()
+    first = min(t[0] for t in read_session(folder).spikes.values())
+    assert first == pytest.approx(times.min() * 30_000 / rate, abs=1e-4)
+    (folder / "params.py").write_text("sample_rate = 1000*30\n")
+    with pytest.raises(Refusal, match=r"1000\*30"):
+        read_session(folder)
+
+
+def test_two_sessions_of_neurosuite_in_a_folder_are_refused(tmp_path):
+    folder = neurosuite(tmp_path)
+    res = next(folder.glob("*.res.1"))
+    shutil.copy(res, folder / f"{res.name}~")
+    read_session(folder)
+    for kind in ("res", "clu"):
+        shutil.copy(res.with_name(res.name.replace("res", kind)), folder / f"other.{kind}.1")
+    with pytest.raises(Refusal, match="2 sessions"):
+        read_session(folder)
+
+
+def test_the_rate_of_the_acquisition_system_is_taken(tmp_path):
+    folder = neurosuite(tmp_path)
+    before = read_session(folder).spikes
+    xml = next(folder.glob("*.xml"))
+    rate = re.search(r"<samplingRate>([^<]+)<", xml.read_text()).group(1)
+    other = "<files><file><samplingRate>1250</samplingRate></file></files>"
+    system = f"<acquisitionSystem><samplingRate>{rate}</samplingRate></acquisitionSystem>"
+    xml.write_text(f"<parameters>{other}{system}</parameters>")
+    for name, times in read_session(folder).spikes.items():
+        assert np.array_equal(times, before[name])
+    xml.write_text(f"<parameters>{other}<a><samplingRate>{rate}</samplingRate></a></parameters>")
+    with pytest.raises(Refusal, match="1250 or"):
+        read_session(folder)
+
+
+def test_epochs_of_matclust_are_joined_cell_by_cell(tmp_path):
+    day = np.empty((1, 2), object)
+    for epoch in range(2):
+        tetrodes = np.empty((1, 2), object)
+        for tetrode in range(2):
+            cells = np.empty((1, 2), object)
+            for cell in range(2):
+                times = 100.0 * epoch + np.arange(1, 6) + 0.1 * tetrode + 0.01 * cell
+                cells[0, cell] = np.array([[(times[:, None],)]], dtype=[("data", object)])
+            tetrodes[0, tetrode] = cells
+        day[0, epoch] = tetrodes
+    whole = np.empty((1, 1), object)
+    whole[0, 0] = day
+    scipy.io.savemat(tmp_path / "spikes.mat", {"spikes": whole})
+    session = read_session(tmp_path / "spikes.mat")
+    assert list(session.spikes) == ["1-1", "1-2", "2-1", "2-2"]
+    assert session.spikes["2-1"][[0, 5]].tolist() == [1.1, 101.1]
+    assert "2 epochs or days are joined" in session.warnings[0]
+
+
+def nwb_session(path, ids=(0, 1, 2), series=(), **more):
+    from pynwb import NWBHDF5IO, NWBFile
+    from pynwb.behavior import Position, SpatialSeries
+
+    file = NWBFile("t", "t", datetime(2000, 1, 1, tzinfo=UTC))
+    for number, name in enumerate(ids):
+        file.add_unit(spike_times=np.arange(0, 20, 0.5) + number / 10, id=name)
+    position = Position()
+    for name, unit in series:
+        data = np.column_stack([np.arange(200.0), np.ones(200)])
+        one = SpatialSeries(
+            name=name, data=data, unit=unit, rate=10.0, reference_frame="corner", **more
+        )
+        position.add_spatial_series(one)
+    if series:
+        file.create_processing_module("behavior", "b").add(position)
+    with NWBHDF5IO(str(path), "w") as io:
+        io.write(file)
+    return path
+
+
+def test_repeated_unit_ids_keep_every_unit(tmp_path):
+    session = read_session(nwb_session(tmp_path / "a.nwb", (0, 1, 0)))
+    assert list(session.spikes) == ["0", "1", "0.2"] and "repeat" in session.warnings[0]
+
+
+def test_places_go_before_angles_and_their_offset_counts(tmp_path):
+    series = [("head_direction", "radians"), ("xy", "cm")]
+    path = nwb_session(tmp_path / "a.nwb", series=series, conversion=0.01, offset=5.0)
+    session = read_session(path)
+    assert session.position_unit == "cm" and session.position[1].tolist() == [5.01, 5.01]
+    path = nwb_session(tmp_path / "b.nwb", series=[("left", "cm"), ("right", "cm")])
+    with pytest.raises(Refusal, match="2 series of places"):
+        read_session(path)
+    assert len(read_session(path, {"series": "right"}).position) == 200
+
+
+@pytest.mark.parametrize("times", [5, 9])
+def test_a_track_with_another_number_of_times_is_refused(tmp_path, times):
+    np.savez(tmp_path / "p.npz", t=np.arange(times) / 10, position=np.ones((7, 2)))
+    with pytest.raises(Refusal, match=f"{times} times"):
+        read_tracking(tmp_path / "p.npz", {})
+
+
+def test_missing_frames_of_deeplabcut_leave_a_gap(tmp_path):
+    head = "scorer,D,D,D\nbodyparts,nose,nose,nose\ncoords,x,y,likelihood\n"
+    (tmp_path / "d.csv").write_text(head + "".join(f"{i},1,2,1\n" for i in (0, 1, 2, 10)))
+    t, _, _ = read_tracking(tmp_path / "d.csv", {"position_rate_hz": "30"})
+    assert t == pytest.approx([0, 1 / 30, 2 / 30, 10 / 30])
+
+
+def test_a_repeated_stamp_keeps_its_good_copy(tmp_path):
+    text = "t,x,y\n0,1,1\n0.1,50,50\n0.1,0,0\n0.2,,\n0.2,4,4\n"
+    (tmp_path / "t.csv").write_text(text)
+    t, xy, _ = read_tracking(tmp_path / "t.csv", {})
+    assert xy.tolist() == [[1, 1], [50, 50], [4, 4]]
+
+
+@pytest.mark.parametrize(
+    "rows, message",
+    [("0\tn/a\ta\n", "row 2"), ("0,5\t3\ta\n", "row 2"), ("", "without rows")],
+)
+def test_epoch_tables_are_refused_by_their_row(tmp_path, rows, message):
+    np.savez(tmp_path / "a.npz", spike_times=np.arange(9.0), spike_units=np.zeros(9, int))
+    (tmp_path / "e.tsv").write_text("start\tstop\tlabel\n" + rows)
+    with pytest.raises(Refusal, match=message):
+        read_session(tmp_path / "a.npz", {"epochs": "e.tsv"})
+
+
+def test_clocks_that_share_no_time_are_refused(tmp_path):
+    held = {"spike_times": np.arange(0, 20, 0.5), "spike_units": np.zeros(40, int)}
+    track = {"position_t": 100 + np.arange(200) / 10, "position": np.ones((200, 2))}
+    np.savez(tmp_path / "a.npz", **held, **track)
+    with pytest.raises(Refusal, match="clocks that overlap"):
+        read_session(tmp_path / "a.npz")
+    np.savez(tmp_path / "b.npz", **held, epoch_start=[0.0], epoch_stop=[100_000.0])
+    with pytest.raises(Refusal, match="epochs in seconds"):
+        read_session(tmp_path / "b.npz")
+
+
+def test_time_support_of_pynapple_is_the_recorded_time(tmp_path):
+    held = {"t": np.arange(0, 20, 0.5), "index": np.zeros(40, int)}
+    np.savez(tmp_path / "a.npz", **held, start=[0.0, 12.0], end=[8.0, 20.0])
+    assert read_session(tmp_path / "a.npz").recorded.tolist() == [[0, 8], [12, 20]]

@@ -198,3 +198,24 @@ def test_an_unknown_target_is_refused(tmp_path):
     x = np.random.default_rng(0).normal(0, 30, (8, 20 * 256))
     with pytest.raises(Refusal, match="no channel 'FORCE'"):
         prepared(tmp_path, recording(x), targets=["FORCE"])
+
+
+def test_a_missing_sample_of_a_target_spoils_its_own_windows_only(tmp_path):
+    x = np.random.default_rng(0).normal(0, 30, (7, 20 * 256))
+    x[6] = 1.0
+    x[6, 700] = np.nan
+    made = recording(x)
+    made.channels.loc[6, "kind"] = "MISC"
+    store = prepared(tmp_path, made, targets=["A7"])
+    target = store.windows["target_A7"].to_numpy()
+    start = store.windows["start_sample"].to_numpy()
+    assert np.array_equal(np.isnan(target), (start <= 700) & (700 < start + 256))
+    assert np.allclose(target[np.isfinite(target)], 1.0)
+
+
+def test_a_contact_without_a_place_is_still_a_neighbour(tmp_path):
+    x = np.random.default_rng(0).normal(0, 30, (8, 20 * 256))
+    made = recording(x)
+    made.electrodes.loc[3, "x"] = np.nan
+    store = prepared(tmp_path, made)
+    assert store.electrodes["name"].tolist() == ["A2", "A3", "A5", "A6", "A7"]

@@ -12,6 +12,7 @@ from popflow.prepare.placecells import (
     bin_spikes,
     clean_position,
     exposure_of,
+    find_jumps,
     prepare_placecells,
     read_prepared,
     tick,
@@ -319,3 +320,53 @@ def test_an_arena_around_zero_keeps_its_negative_places():
     path[10:20] = -1
     place, _, lost = clean_position(t, path, t[:500], 0.5, 5.0)
     assert lost["lost"] == 10 and np.isfinite(place).all() and place.min() < -0.3
+
+
+def test_zero_is_a_place_on_a_line():
+    t = np.arange(200) / 10
+    xy = np.where(t < 10, 0.0, 3.0)[:, None]
+    place, _, lost = clean_position(t, xy, t, 0.5, np.inf)
+    assert lost["lost"] == 0 and np.isfinite(place).all()
+
+
+@pytest.mark.parametrize("frames", [slice(50, 51), slice(50, 53), slice(0, 1)])
+def test_excursions_of_several_frames_are_jumps(frames):
+    t = np.arange(200) / 50
+    xy = np.column_stack([5 + np.sin(t), 5 + np.cos(t)])
+    wrong = xy.copy()
+    wrong[frames] += 200
+    jump = find_jumps(t, wrong, 150.0, 0.5)
+    assert np.flatnonzero(jump).tolist() == list(range(200))[frames]
+    assert not find_jumps(t, xy, 150.0, 0.5).any()
+
+
+def test_speed_does_not_cross_a_gap():
+    t = np.concatenate([np.arange(0, 5, 0.02), np.arange(25, 30, 0.02)])
+    xy = np.where(t < 10, 10.0, 90.0)[:, None] * np.ones(2)
+    _, speed, _ = clean_position(t, xy, t, 0.5, np.inf)
+    assert np.nanmax(speed) < 1e-9
+
+
+def test_the_fastest_speed_follows_the_unit_or_must_be_told():
+    t = np.arange(0, 60, 0.02)
+    xy = np.column_stack([50 + 40 * np.sin(t), 50 + 40 * np.cos(t)])
+    spikes = {"a": np.arange(0, 60, 0.1)}
+    arrays, report = prepare_placecells(Session(spikes, t, xy, "cm"), SETTINGS)
+    assert np.isfinite(arrays["position"]).all()
+    with pytest.raises(Refusal, match="pixels") as refusal:
+        prepare_placecells(Session(spikes, t, xy, "pixels"), SETTINGS)
+    assert "max_speed" in refusal.value.fix
+    prepare_placecells(Session(spikes, t, xy, "pixels"), SETTINGS | {"max_speed": 200})
+
+
+def test_overlapping_intervals_are_counted_once():
+    recorded = np.array([[0.0, 0.5], [0.2, 0.4], [0.3, 0.6]])
+    assert exposure_of(np.array([0.0]), 1.0, recorded) == pytest.approx([0.6])
+
+
+def test_spikes_of_unrecorded_bins_are_dropped_in_the_report():
+    spikes = {"a": np.arange(0, 100, 0.1)}
+    session = Session(spikes, np.empty(0), np.empty((0, 2)), recorded=np.array([[0.0, 40.0]]))
+    _, report = prepare_placecells(session, SETTINGS)
+    dropped = report[(report["kind"] == "dropped") & report["reason"].str.contains("half")]
+    assert dropped.set_index("item")["count"]["spikes"] == pytest.approx(600, abs=3)

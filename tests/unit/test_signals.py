@@ -142,3 +142,98 @@ def test_edf_values_are_scaled_to_microvolts(tmp_path):
     expected = samples.transpose(1, 0, 2).reshape(3, -1) * (200 / 65535) + 100 / 65535
     assert told.raw_mean == pytest.approx(expected.mean(1), abs=0.02)
     assert told.names == ["EEG A0", "EEG A1", "EEG A2"]
+
+
+def test_events_of_a_cropped_fif_count_from_its_first_sample(tmp_path):
+    import mne
+
+    info = mne.create_info(["A1", "A2"], 100.0, "seeg")
+    raw = mne.io.RawArray(VOLTS[:, :2].T.repeat(8, 1), info, verbose="ERROR")
+    raw.set_annotations(mne.Annotations([15.0], [0.5], ["go"]))
+    raw.crop(tmin=10).save(tmp_path / "a_raw.fif", verbose="ERROR")
+    recording = read_recording({"path": str(tmp_path / "a_raw.fif")})
+    assert recording.events["onset"].tolist() == [5.0]
+
+
+def test_repeated_labels_of_nwb_do_not_repeat_the_first_channel(tmp_path):
+    path = nwb(tmp_path / "a.nwb")
+    with h5py.File(path, "a") as file:
+        labels = file["general/extracellular_ephys/electrodes/label"]
+        labels[:] = ["A", "A", "A"]
+    signals = open_signals(path, {})
+    assert signals.names == ["channel0", "channel1", "channel2"]
+    assert signals.read(signals.names, 0, 400) == pytest.approx(VOLTS.T)
+
+
+def edf_with(path, units=("uV", "uV"), samples=(100, 100), plus="", onsets=(0, 1, 2)):
+    """Write an EDF file of one-second records, with annotations when `plus` is given."""
+    labels, each = ["A1", "A2"], list(samples)
+    if plus:
+        labels, each, units = [*labels, "EDF Annotations"], [*each, 16], (*units, "")
+    n = len(labels)
+    columns = [(labels, 16), ([""] * n, 80), (units, 8), ([-100] * n, 8), ([100] * n, 8)]
+    columns += [([-32768] * n, 8), ([32767] * n, 8), ([""] * n, 80), (each, 8), ([""] * n, 32)]
+    fixed = [("0", 8), ("x", 80), ("x", 80), ("01.01.00", 8), ("00.00.00", 8)]
+    fixed += [(256 * (n + 1), 8), (plus, 44), (len(onsets), 8), (1, 8), (n, 4)]
+    head = b"".join(str(v).encode().ljust(w) for v, w in fixed)
+    head += b"".join(str(v).encode().ljust(w) for values, w in columns for v in values)
+    body, draw = b"", np.random.default_rng(0)
+    for onset in onsets:
+        for count in samples:
+            body += draw.integers(-9000, 9000, count).astype("<i2").tobytes()
+        if plus:
+            body += f"+{onset}\x14\x14\x00".encode().ljust(32, b"\0")
+    path.write_bytes(head + body)
+    return path
+
+
+def test_gaps_of_a_discontinuous_edf_are_refused(tmp_path):
+    whole = edf_with(tmp_path / "a.edf", plus="EDF+D")
+    assert open_signals(whole, {}).samples == 300
+    with pytest.raises(Refusal, match="1 gaps, the first one after 2 s"):
+        open_signals(edf_with(tmp_path / "b.edf", plus="EDF+D", onsets=(0, 1, 10)), {})
+
+
+def test_channels_of_several_rates_do_not_depend_on_the_chunk(tmp_path):
+    signals = open_signals(edf_with(tmp_path / "a.edf", samples=(100, 25)), {})
+    whole = signals.read(["A1", "A2"], 0, 300)
+    pieces = [signals.read(["A1", "A2"], s, min(s + 37, 300)) for s in range(0, 300, 37)]
+    assert np.array_equal(np.concatenate(pieces, 1), whole)
+
+
+def test_units_of_an_edf_are_read_in_any_case_and_others_are_no_voltages(tmp_path):
+    plain = open_signals(edf_with(tmp_path / "a.edf"), {}).read(["A1", "A2"], 0, 300)
+    for units, factor in ((("uv", "uV"), 1.0), (("mV", "uV"), 1e3), (("nV", "uV"), 1e-3)):
+        read = open_signals(edf_with(tmp_path / "b.edf", units), {}).read(["A1", "A2"], 0, 300)
+        assert read[0] == pytest.approx(factor * plain[0]) and np.array_equal(read[1], plain[1])
+    assert open_signals(edf_with(tmp_path / "c.edf", ("degC", "uV")), {}).kinds[0] == "MISC"
+
+
+def test_sidecars_of_another_recording_are_not_taken(tmp_path):
+    path = edf_with(tmp_path / "patientA.edf")
+    (tmp_path / "patientB_events.tsv").write_text("onset\tduration\n1\t0\n")
+    (tmp_path / "events.tsv").write_text("onset\tduration\n1\t0\n")
+    assert not len(read_recording({"path": str(path)}).events)
+    (tmp_path / "patientA_events.tsv").write_text("onset\tduration\n2\t0\n")
+    assert read_recording({"path": str(path)}).events["onset"].tolist() == [2.0]
+
+
+@pytest.mark.parametrize("told, line", [("50 Hz", 50.0), (60, 60.0), ("n/a", None), (True, None)])
+def test_line_frequencies_as_sidecars_tell_them(tmp_path, told, line):
+    path = edf_with(tmp_path / "sub-1_task-a_ieeg.edf")
+    (tmp_path / "sub-1_task-a_ieeg.json").write_text(json.dumps({"PowerLineFrequency": told}))
+    if told is True:
+        with pytest.raises(Refusal, match="line frequency of True"):
+            read_recording({"path": str(path)})
+    else:
+        assert read_recording({"path": str(path)}).line_frequency == line
+
+
+def test_plain_archives_tell_rate_names_and_places(tmp_path):
+    held = {"Y": VOLTS * 1e6, "fs": 512.0, "coords": np.arange(9.0).reshape(3, 3) + 10}
+    np.savez(tmp_path / "a.npz", **held, names=["A1", "A2", "A3"])
+    row = {"path": str(tmp_path / "a.npz"), "units": "uV", "frame": "MNI", "coordinate_units": "mm"}
+    recording = read_recording(row)
+    assert recording.rate == 512 and recording.samples == 400
+    assert recording.electrodes["name"].tolist() == ["A1", "A2", "A3"]
+    assert recording.read(["A2"], 5, 9)[0] == pytest.approx(VOLTS[5:9, 1] * 1e6)

@@ -217,12 +217,14 @@ def _regression(
             "a channel that prepare keeps",
             f"set targets: [{target}] under prepare",
         )
-    rows = np.flatnonzero(windows["part"].isin(allowed))
+    known = np.isfinite(windows[column].to_numpy(float))
+    inside = windows["part"].isin(allowed).to_numpy()
+    rows = np.flatnonzero(inside & known)
     y = windows[column].to_numpy(float)[rows]
-    if np.ptp(y) == 0 or not np.isfinite(y).all():
+    if len(rows) < inside.sum() / 2 or np.ptp(y) == 0:
         raise Refusal(
             f"session {session.name}, channel {target}",
-            "constant or with missing values",
+            f"constant, or missing in {int((inside & ~known).sum())} of {inside.sum()} windows",
             "a varying signal",
             "take another channel",
         )

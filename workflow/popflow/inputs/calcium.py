@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from popflow.inputs.delimited import read_delimited
 from popflow.inputs.description import rate_of
 from popflow.runtime.refusal import Refusal
 
@@ -140,14 +141,11 @@ def _minian(path: Path, row: dict[str, str]) -> Traces:
     if attributes["_ARRAY_DIMENSIONS"][0] == "unit_id":
         values = values.T
     ids = group["unit_id"][:] if "unit_id" in group else np.arange(values.shape[1])
-    return Traces(frame_times(len(values), path, row), values, [str(one) for one in ids])
+    return Traces(frame_times(np.arange(len(values)), path, row), values, [str(one) for one in ids])
 
 
 def _table(path: Path, row: dict[str, str]) -> Traces:
-    import pandas as pd
-
-    separator = "\t" if path.suffix.lower() == ".tsv" else ","
-    table = pd.read_csv(path, sep=separator, dtype=str, encoding="utf-8-sig", skipinitialspace=True)
+    table = read_delimited(path, dtype=str, skipinitialspace=True)
     names, notes = [str(column).strip() for column in table.columns], []
     kept = list(range(1, len(names)))
     second = [str(cell).strip().lower() for cell in table.iloc[0, 1:]] if len(table) else []
@@ -176,13 +174,14 @@ def _numbers(column, name: str, path: Path) -> np.ndarray:
 
 
 def frame_times(
-    count: int, path: Path, row: dict[str, str], kind: str = "", rate: str = "rate_hz"
+    frames: np.ndarray, path: Path, row: dict[str, str], kind: str = "", rate: str = "rate_hz"
 ) -> np.ndarray:
     """Give the times of frames: of the table that the sheet names, else at the sheet's rate.
 
     Parameters
     ----------
-    count : int
+    frames : (F,) int array
+        Their numbers, from 0.
     path : path
         Of the frames.
     row : dict
@@ -193,27 +192,27 @@ def frame_times(
         Column of the sheet with the frames per second.
     """
     if row.get(f"{kind}times"):
-        return _listed_times(Path(row[f"{kind}times"]), count, path)
+        listed = _listed_times(Path(row[f"{kind}times"]), path)
+        if not len(frames) or frames[0] < 0 or frames.max() >= len(listed):
+            found = f"{len(listed)} times for {int(frames.max(initial=-1)) + 1} frames"
+            fix = "name the table of this camera"
+            raise Refusal(f"file {path}", found, "one time per frame", fix)
+        return listed[frames]
     found = rate_of(row.get(rate, ""))
     if found is None:
         text = f"frames without times, at a rate of {row.get(rate) or 'not told'!r}"
         fix = f"write the camera's rate under '{rate}' in the sheet, or name a table of times"
         raise Refusal(f"file {path}", text, "frames per second", f"{fix} under '{kind}times'")
-    return np.arange(count) / found
+    return frames / found
 
 
-def _listed_times(table: Path, count: int, path: Path) -> np.ndarray:
-    import pandas as pd
-
+def _listed_times(table: Path, path: Path) -> np.ndarray:
     if not table.is_file():
         raise Refusal(f"file {table}", "no such file", "a table of times", "mend the sheet")
-    frame = pd.read_csv(table, sep="\t" if table.suffix.lower() == ".tsv" else ",")
+    frame = read_delimited(table)
     frame.columns = [str(name).strip().lower() for name in frame.columns]
     name = next((column for column in TIMES if column in frame), None)
     if name is None:
         found = f"the columns {', '.join(frame.columns[:8])}"
         raise Refusal(f"file {table}", found, f"one of {', '.join(TIMES)}", "rename the column")
-    if len(frame) != count:
-        found = f"{len(frame)} times for {count} frames of {path.name}"
-        raise Refusal(f"file {table}", found, "one time per frame", "name the table of this camera")
-    return frame[name].to_numpy(float)
+    return _numbers(frame[name].astype(str), name, table)

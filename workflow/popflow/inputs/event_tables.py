@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from popflow.inputs.delimited import read_delimited, separator_of
 from popflow.inputs.description import whole_file
 from popflow.inputs.fcs import Fcs
 from popflow.runtime.refusal import Refusal
@@ -24,10 +25,12 @@ class EventTable(Fcs):
 
     def read(self, linear: bool = True) -> "np.ndarray":
         """Read all events, (events, channels) float32."""
+        import numpy as np
         import pandas as pd
 
-        with whole_file(self.path):
-            table = pd.read_csv(self.path, sep=separator_of(self.path))
+        if not self.events:
+            return np.empty((0, len(self.channels)), np.float32)
+        table = read_delimited(self.path)
         text = [name for name in table if not pd.api.types.is_numeric_dtype(table[name])]
         if text:
             found = f"column {text[0]!r} holds text"
@@ -41,11 +44,6 @@ class EventTable(Fcs):
         import numpy as np
 
         return np.full(len(self.channels), np.inf, np.float32)
-
-
-def separator_of(path: Path) -> str:
-    """Give the separator by the name of a table."""
-    return "\t" if path.suffix.lower() == ".tsv" else ","
 
 
 def open_events(path: str | Path) -> EventTable:

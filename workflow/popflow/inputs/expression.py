@@ -19,7 +19,10 @@ SAMPLE_NAMES = re.compile(r"^(TCGA-|[ACGT]{10,}(-\d+)?$|GSM\d+)")
 ENSEMBL_VERSION = re.compile(r"^(ENS[A-Z]*G\d+)\.(\d+)$")
 MONTH = "(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
 #: What a spreadsheet makes of MARCH1, SEPT2, DEC1, and of clone names such as 2310009E13.
-MANGLED = re.compile(rf"^(\d{{1,2}}-{MONTH}|{MONTH}-\d{{1,2}}|\d(\.\d+)?E\+\d+)$", re.IGNORECASE)
+DATE = r"\d{4}-\d{2}-\d{2}( \d{2}:\d{2}:\d{2})?|\d{1,2}/\d{1,2}/\d{2,4}"
+MANGLED = re.compile(
+    rf"^(\d{{1,2}}-{MONTH}t?|{MONTH}t?-\d{{1,2}}|\d(\.\d+)?E\+\d+|{DATE})$", re.IGNORECASE
+)
 SHARE_OF_NAMES = 0.5
 ACCEPTED = ".h5ad, .zarr, .loom, .h5 (10x), a 10x folder, .csv, .tsv or .txt (also .gz)"
 
@@ -212,11 +215,28 @@ def _merge_genes(adata: "anndata.AnnData", how: str) -> "anndata.AnnData":
     gather = scipy.sparse.csr_matrix(entries, shape=(len(column), len(names)))
     if how == "mean":
         gather = gather @ scipy.sparse.diags(1 / np.asarray(gather.sum(0)).ravel())
-    merged = anndata.AnnData(adata.X @ gather, obs=adata.obs)
+    if how == "sum" and "counts" not in adata.layers and not _whole(adata.X):
+        found = f"{len(column) - len(names)} repeated genes, whose values are no counts"
+        fix = "set duplicates: mean, or give counts"
+        raise Refusal(f"file {adata.uns.get('source', '')}", found, "counts to be summed", fix)
+    first = np.unique(adata.var_names, return_index=True)[1]
+    merged = anndata.AnnData(adata.X @ gather, obs=adata.obs, var=adata.var.iloc[first].copy())
     merged.var_names = names
+    for name, layer in adata.layers.items():
+        merged.layers[name] = layer @ gather
     merged.uns["reading"] = list(adata.uns.get("reading", []))
     _note(merged, f"{len(column) - len(names)} repeated genes merged by {how}")
+    if adata.raw is not None:
+        _note(merged, "raw is left out, since its genes are not those of X any more")
     return merged
+
+
+def _whole(values: Any) -> bool:
+    """Tell whether a matrix holds whole numbers."""
+    import numpy as np
+
+    held = values.data if hasattr(values, "indptr") else np.asarray(values)
+    return bool(np.array_equal(held, np.round(held)))
 
 
 def describe(path: str | Path, genome: str | None = None) -> Description:
@@ -236,7 +256,9 @@ def describe(path: str | Path, genome: str | None = None) -> Description:
                     "set prepare.<dataset>.orientation"
                 )
     adata = read_expression(path, orientation, genome)
-    values = adata.X if adata.X is not None else adata.layers.get("counts", adata.raw.X)
+    values = adata.X
+    if values is None:
+        values = adata.layers["counts"] if "counts" in adata.layers else adata.raw.X
     first = values[0].toarray().ravel() if hasattr(values, "indptr") else np.asarray(values)[0]
     labels = _labels(adata.obs)
     warnings += [str(note) for note in adata.uns.get("reading", [])]

@@ -6,6 +6,7 @@ copies of the events. HEADER and TEXT: `fcs_text`.
 """
 
 import logging
+import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from popflow.inputs.description import Description, whole_file
 from popflow.inputs.fcs_text import HEADER_BYTES, DataSet, read_data_sets
+from popflow.inputs.spillover import MEND as MEND_SPILLOVER
 from popflow.inputs.spillover import read_spillover
 from popflow.runtime.files import read_tsv
 from popflow.runtime.refusal import Refusal, Refusals
@@ -23,7 +25,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LITTLE, BIG, SWAPPED = ("1,2,3,4", "1,2"), ("4,3,2,1", "2,1"), "3,4,1,2"
+LITTLE = ("1,2,3,4", "1,2", "1,2,3,4,5,6,7,8")
+BIG, SWAPPED = ("4,3,2,1", "2,1", "8,7,6,5,4,3,2,1"), "3,4,1,2"
+#: HEADER writes 99999999 where an offset has more than eight digits.
+LARGEST_OFFSET = 99_999_999
 CHUNK_EVENTS = 100_000
 COMPENSATED_NAMES = ("Comp-", "FJComp-", "<")
 
@@ -86,7 +91,10 @@ class Fcs:
         top = []
         for channel in self.channels.to_dict("records"):
             last = channel["range"] - 1
-            if last <= 0 or channel["name"].upper() == "TIME":
+            scale = math.log2(channel["range"]) if channel["range"] > 0 else 0.5
+            # Software writes the largest value as range of floats; full scales are powers of two.
+            floating = channel["kind"] != "I" and not scale.is_integer()
+            if last <= 0 or channel["name"].upper() == "TIME" or floating:
                 top.append(np.inf)
             elif channel["kind"] == "I" and channel["decades"] > 0:
                 decades = channel["decades"] * last / channel["range"]
@@ -118,14 +126,20 @@ def open_fcs(path: str | Path, data_set: int | None = None, matrix: bool = True)
     Refusal
         When the file is empty, no FCS file, cut off, or of a kind that is not read.
     """
-    import pandas as pd
-
     path = Path(path)
     size = _check_magic(path)
+    with whole_file(path, "an FCS file", "export it again as FCS 3.1"):
+        return _open(path, size, data_set, matrix)
+
+
+def _open(path: Path, size: int, data_set: int | None, matrix: bool) -> Fcs:
+    """Interpret the keywords of a file; see `open_fcs`."""
+    import pandas as pd
+
     data, data_sets = _data_set(path, data_set)
     text = dict(data.text)
     notes: list[str] = []
-    count = _integer(text, "par", path)
+    count = _integer(text, "par", path, least=1)
     channels = pd.DataFrame([_channel(text, n, path) for n in range(1, count + 1)])
     if text.get("mode", "L").upper() != "L" or not channels["kind"].isin(list("IFD")).all():
         found = f"$DATATYPE {text.get('datatype', 'absent')}, $MODE {text.get('mode', 'absent')}"
@@ -145,6 +159,14 @@ def open_fcs(path: str | Path, data_set: int | None = None, matrix: bool = True)
         data_sets=data_sets,
         warnings=notes,
     )
+    floats = channels[(channels["kind"] != "I") & (channels["decades"] > 0)]
+    if len(floats):
+        notes.append(f"$PnE of {len(floats)} channels of floats is not applied: they are linear")
+    if text.get("apply compensation", "").upper() == "TRUE" and matrix:
+        notes.append(
+            "APPLY COMPENSATION is TRUE: the program showed compensated events, the file "
+            "holds them uncompensated"
+        )
     if matrix:
         fcs.spillover = read_spillover(text, channels["name"].tolist(), path, notes)
     for note in notes:
@@ -196,19 +218,22 @@ def _data_set(path: Path, wanted: int | None) -> tuple[DataSet, int]:
     return found[default if wanted is None else wanted], len(found)
 
 
-def _integer(text: dict[str, str], key: str, path: Path) -> int:
-    try:
-        return int(float(text[key]))
-    except (KeyError, ValueError):
+def _integer(text: dict[str, str], key: str, path: Path, least: int = 0) -> int:
+    value = _number(text.get(key), -1.0)
+    if value < least or value != int(value):
         found = f"${key.upper()} is {text.get(key, 'absent')!r}"
-        raise _refuse(path, found, "a number", "export the file again") from None
+        accepted = f"a whole number from {least} on"
+        raise _refuse(path, found, accepted, "export the file again")
+    return int(value)
 
 
 def _number(value: str | None, otherwise: float) -> float:
+    """Read a number with a decimal point or comma; what is none, or not finite, is `otherwise`."""
     try:
-        return float(str(value).replace(",", "."))
+        found = float(str(value).replace(",", "."))
     except ValueError:
         return otherwise
+    return found if math.isfinite(found) else otherwise
 
 
 def _channel(text: dict[str, str], n: int, path: Path) -> dict[str, Any]:
@@ -216,6 +241,8 @@ def _channel(text: dict[str, str], n: int, path: Path) -> dict[str, Any]:
     if f"p{n}n" not in text:
         raise _refuse(path, f"no $P{n}N", f"a name for channel {n}", "export the file again")
     decades, _, zero = text.get(f"p{n}e", "0,0").partition(",")
+    bits = int(_number(text.get(f"p{n}b"), 32))
+    kind = text.get(f"p{n}datatype", text.get("datatype", "")).upper()
     return {
         "name": text[f"p{n}n"],
         "marker": text.get(f"p{n}s", ""),
@@ -223,8 +250,9 @@ def _channel(text: dict[str, str], n: int, path: Path) -> dict[str, Any]:
         "gain": _number(text.get(f"p{n}g"), 1.0),
         "decades": _number(decades, 0.0),
         "log_zero": _number(zero, 0.0) or 1.0,
-        "bits": int(_number(text.get(f"p{n}b"), 32)),
-        "kind": text.get(f"p{n}datatype", text.get("datatype", "")).upper(),
+        "bits": bits,
+        # Some writers call doubles F, and tell them by their width.
+        "kind": "D" if kind == "F" and bits == 64 else kind,
     }
 
 
@@ -250,7 +278,7 @@ def _widths(channels: "pd.DataFrame", path: Path) -> list[int]:
         raise _refuse(path, found, "1 to 64 bits", "export the file as FCS 3.1")
     widths = {"F": 4, "D": 8}
     rows = channels.to_dict("records")
-    return [widths.get(row["kind"], _container(row["bits"])) for row in rows]
+    return [widths.get(row["kind"]) or _container(row["bits"]) for row in rows]
 
 
 def _container(bits: int) -> int:
@@ -272,40 +300,62 @@ def _place(data, text, channels, size, notes, path) -> tuple[int, int]:
     """Decide where the events begin and how many there are.
 
     HEADER and TEXT each name a place. A pair is admissible when it shares no byte with HEADER and
-    TEXT and its length is that of ``$TOT`` events, or one byte more. HEADER wins a tie, unless
-    TEXT's pair follows the TEXT segment directly. A wrong end is mended where the events fit.
+    TEXT and its length is that of ``$TOT`` events, or one byte more or less. HEADER wins a tie,
+    unless TEXT's pair follows the TEXT segment directly. An end that says nothing (at or before
+    its beginning) is computed from ``$TOT``; a segment of another length than ``$TOT`` tells is
+    refused when it is shorter, and gives the number of events when both agree on it.
     """
     width = int(channels["bytes"].sum())
-    header, offset = data.data_place, data.offset
-    keywords = tuple(int(_number(text.get(key), 0)) for key in ("begindata", "enddata"))
+    named = _named_places(data, text)
     if "tot" not in text:
-        text["tot"] = str((max(header[1] - header[0], keywords[1] - keywords[0]) + 1) // width)
+        longest = max((end - begin + 1 for begin, end in named), default=0)
+        text["tot"] = str(longest // width)
         notes.append(f"$TOT is absent; {text['tot']} events fill the segment")
-    expected = _integer(text, "tot", path) * width
+    events = _integer(text, "tot", path)
     first, last = data.text_place
-
-    def free(begin: int) -> bool:
-        return begin >= HEADER_BYTES and (begin > last or begin + expected <= first)
-
-    named = [pair for pair in (header, keywords) if free(pair[0])]
-    pairs = [(b, e) for b, e in named if e - b + 1 in (expected, expected + 1)]
-    if len(pairs) == 2 and header[0] != keywords[0]:
+    free = [
+        (begin, end)
+        for begin, end in named
+        if begin >= HEADER_BYTES and (begin > last or begin + events * width <= first)
+    ]
+    near = range(events * width - 1, events * width + 2)
+    pairs = [(begin, end) for begin, end in free if end - begin + 1 in near]
+    if len(set(pairs)) == 2 and pairs[0][0] != pairs[1][0]:
         pairs.sort(key=lambda pair: pair[0] != last + 1)
-        notes.append(
-            f"HEADER places the events at {header}, TEXT at {keywords}: {pairs[0]} is used"
-        )
-    begin = (pairs or named or [(last + 1, 0)])[0][0]
-    if offset + begin + expected > size:
-        there = max(size - offset - begin, 0) // width
-        found = f"it is cut off: {there} of {expected // width} events are there"
-        raise _refuse(path, found, "a whole FCS file", "export or copy the file again")
-    if not pairs and (channels["bits"] % 8 != 0).any():
-        bits = channels.loc[channels["bits"] % 8 != 0, "bits"].iloc[0]
-        found = f"integers of {bits} bits that do not fill whole bytes ({header}, {expected} bytes)"
-        raise _refuse(path, found, "8, 16, 24, 32 or 64 bits", "export the file as FCS 3.1")
+        notes.append(f"HEADER and TEXT place the events at {named}: {pairs[0]} is used")
     if not pairs:
-        notes.append(f"HEADER {header} and TEXT {keywords} end the events wrong; $TOT is used")
-    return offset + begin, expected // width
+        pairs, events = _mended(free, events, width, channels, notes, path)
+    begin = pairs[0][0]
+    if data.offset + begin + events * width > size:
+        there = max(size - data.offset - begin, 0) // width
+        found = f"it is cut off: {there} of {events} events are there"
+        raise _refuse(path, found, "a whole FCS file", "export or copy the file again")
+    return data.offset + begin, events
+
+
+def _named_places(data: DataSet, text: dict[str, str]) -> list[tuple[int, int]]:
+    """Give the places of the events that HEADER and TEXT name; 0 and 99,999,999 name none."""
+    keywords = tuple(int(_number(text.get(key), 0)) for key in ("begindata", "enddata"))
+    return [pair for pair in (data.data_place, keywords) if 0 < pair[0] < LARGEST_OFFSET]
+
+
+def _mended(free, events: int, width: int, channels, notes, path):
+    """Make the best of places whose length is not that of ``$TOT`` events."""
+    if (channels["bits"] % 8 != 0).any():
+        bits = channels.loc[channels["bits"] % 8 != 0, "bits"].iloc[0]
+        found = f"integers of {bits} bits that do not fill whole bytes ({free}, {events} events)"
+        raise _refuse(path, found, "8, 16, 24, 32 or 64 bits", "export the file as FCS 3.1")
+    endless = [pair for pair in free if pair[1] <= pair[0] + 1]
+    if endless or not events:
+        notes.append(f"the end of the events is not told ({free}); $TOT is used")
+        return endless or [(HEADER_BYTES, 0)], events
+    lengths = {end - begin + 1 for begin, end in free}
+    if not free or len(lengths) > 1 or max(lengths) < events * width:
+        found = f"$TOT tells {events} events of {width} bytes, the events stand at {free}"
+        raise _refuse(path, found, "a segment of that length", "export or copy the file again")
+    derived = lengths.pop() // width
+    notes.append(f"$TOT tells {events} events, the segment holds {derived}: these are read")
+    return free, derived
 
 
 def _decode(fcs: Fcs) -> "np.ndarray":
@@ -369,15 +419,21 @@ def _linearise(x: "np.ndarray", fcs: Fcs) -> "np.ndarray":
 
 def describe(path: str | Path, dataset: int | None = None) -> Description:
     """Tell what reading an FCS file gives; `dataset` chooses in a file of several (from 0)."""
-    path = Path(path)
-    file = open_fcs(path, dataset)
+    path, refused = Path(path), []
+    try:
+        file = open_fcs(path, dataset)
+    except Refusal as refusal:
+        if refusal.fix != MEND_SPILLOVER:
+            raise
+        refused.append(f"{refusal.found}: {refusal.fix}")
+        file = open_fcs(path, dataset, matrix=False)
     raw = file.read(linear=False)
     markers = {
         row["name"]: row["marker"]
         for row in file.channels.to_dict("records")
         if row["marker"] and row["marker"] != row["name"]
     }
-    notes = list(file.warnings)
+    notes = [*file.warnings, *refused]
     if file.spillover is not None:
         notes.append(f"carries a spillover matrix of {len(file.spillover[0])} channels")
     linear = _linearise(raw.copy(), file)

@@ -4,13 +4,19 @@ Read here because writers in the field break rules that FlowIO insists on: empty
 doubled delimiters, blanks around keys, bytes that are not UTF-8, blank offsets, an absent $TOT.
 """
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from popflow.runtime.refusal import Refusal
 
+log = logging.getLogger(__name__)
+
 HEADER_BYTES = 58
+#: A checksum of eight bytes may stand between a data set and a file that was appended.
+APPENDED_WITHIN = 16
+LARGEST_PAR = 10_000
 REQUIRED = ("par", "datatype", "byteord", "p1n")
 AGAIN = "export or copy the file again"
 
@@ -51,15 +57,25 @@ def read_data_sets(path: Path) -> list[DataSet]:
         while True:
             try:
                 found.append(_read(file, offset, size, path))
-            except Refusal:
-                if found:
-                    break
-                raise
+            except Refusal as refusal:
+                if not found:
+                    raise
+                log.warning("%s: data set %d is left out: %s", path, len(found), refusal.found)
+                break
             following = _number(found[-1].text.get("nextdata", ""))
-            offset += following
-            if following <= 0 or offset + HEADER_BYTES > size:
+            offset += following if following > 0 else _appended(file, found[-1])
+            if offset == found[-1].offset or offset + HEADER_BYTES > size:
                 break
     return found
+
+
+def _appended(file: BinaryIO, data: DataSet) -> int:
+    """Find a file that was written right behind a data set, counted from its beginning; else 0."""
+    named = ("enddata", "endanalysis", "endstext")
+    ends = [data.text_place[1], data.data_place[1], *(_number(data.text.get(k, "")) for k in named)]
+    file.seek(data.offset + max(ends) + 1)
+    place = file.read(APPENDED_WITHIN).find(b"FCS")
+    return max(ends) + 1 + place if place >= 0 else 0
 
 
 def _read(file: BinaryIO, offset: int, size: int, path: Path) -> DataSet:
@@ -100,26 +116,41 @@ def _number(text: str) -> int:
 
 
 def _keywords(raw: bytes, path: Path, required: tuple[str, ...] = REQUIRED) -> dict[str, str]:
-    """Split TEXT into keywords: a doubled delimiter is an escape, or else an empty value."""
+    """Split TEXT into keywords.
+
+    A doubled delimiter is an escape in one file and an empty value in another. Three readings are
+    held against each other: all escapes; empty values where a keyword follows; all empty values.
+    The one that finds most of the keywords that `$PAR` promises is taken, the first of equals.
+    """
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError:
         text = raw.decode("latin-1")
     delimiter, body = text[:1], text[1:]
-    escaped = [t.replace("\ufffe", delimiter) for t in _split(body, delimiter)]
-    choices = [escaped, body.split(delimiter)]
-    tables = [_pairs(tokens) for tokens in choices]
-    for tokens, table in zip(choices, tables, strict=True):
-        if len(_trimmed(tokens)) % 2 == 0 and all(key in table for key in required):
-            return table
-    for table in tables:
-        if all(key in table for key in required):
-            return table
+    empty = body.replace(f"{delimiter * 2}$", f"{delimiter}\uffff{delimiter}$")
+    readings = [_split(body, delimiter), _split(empty, delimiter), body.split(delimiter)]
+    tables = [_pairs(tokens, delimiter) for tokens in readings]
+    scores = [_score(tokens, table) for tokens, table in zip(readings, tables, strict=True)]
+    best = max(range(len(tables)), key=lambda choice: scores[choice])
+    table = tables[best]
+    if all(key in table for key in required):
+        if best:
+            log.warning("%s: doubled delimiters in TEXT are read as empty values", path)
+        return table
     absent = [f"${key.upper()}" for key in required if key not in tables[0]]
     raise Refusal(f"file {path}", f"unreadable: TEXT lacks {', '.join(absent)}", "FCS", AGAIN)
 
 
+def _score(tokens: list[str], table: dict[str, str]) -> tuple[int, int]:
+    """Count the keywords that a reading of TEXT should find, then whether its tokens pair up."""
+    channels = range(1, min(_number(table.get("par", "")), LARGEST_PAR) + 1)
+    wanted = [f"p{n}{part}" for n in channels for part in "bnre"] + ["par", "tot", "datatype"]
+    whole = not any("\ufffe" in key for key in table)
+    return sum(key in table for key in wanted) + whole, len(_trimmed(tokens)) % 2 == 0
+
+
 def _split(body: str, delimiter: str) -> list[str]:
+    """Split at single delimiters; doubled ones are marked."""
     return body.replace(delimiter * 2, "\ufffe").split(delimiter)
 
 
@@ -131,9 +162,14 @@ def _trimmed(tokens: list[str]) -> list[str]:
     return tokens[: end + end % 2] if end < len(tokens) else tokens
 
 
-def _pairs(tokens: list[str]) -> dict[str, str]:
+def _pairs(tokens: list[str], delimiter: str) -> dict[str, str]:
+    """Pair keys with values; a keyword with ``$`` goes before a private one of the same name."""
     tokens = _trimmed(tokens)
+    pairs = list(zip(tokens[::2], tokens[1::2], strict=False))
     found: dict[str, str] = {}
-    for key, value in zip(tokens[::2], tokens[1::2], strict=False):
-        found.setdefault(key.strip().lstrip("$").lower(), value.strip(" \0"))
+    for standard in (True, False):
+        for key, value in pairs:
+            if key.strip().startswith("$") is standard:
+                value = value.replace("\ufffe", delimiter).replace("\uffff", "")
+                found.setdefault(key.strip().lstrip("$").lower(), value.strip(" \0"))
     return found

@@ -122,7 +122,7 @@ def read_loom(path: Path) -> "anndata.AnnData":
             scipy.sparse.csr_matrix(matrix[start : start + 1000])
             for start in range(0, matrix.shape[0], 1000)
         ]
-        var = _attributes(file.get("row_attrs"), ("Accession", "Gene", "gene"))
+        var = _attributes(file.get("row_attrs"), ("Accession", "Gene", "gene", "var_names"))
         obs = _attributes(file.get("col_attrs"), ("CellID", "obs_names", "cell"))
     x = scipy.sparse.vstack(blocks).T.tocsr()
     return by_gene_id(anndata.AnnData(x, obs=obs, var=var), "Gene", "Accession")
@@ -209,6 +209,11 @@ def read_10x_folder(path: Path) -> "anndata.AnnData":
 
 def _find(folder: Path, name: str, prefix: str = "*") -> Path | None:
     found = sorted([*folder.glob(f"{prefix}{name}"), *folder.glob(f"{prefix}{name}.gz")])
+    samples = {file.name[: file.name.index(name)] for file in found}
+    if len(samples) > 1:
+        several = f"{len(samples)} samples: {', '.join(sorted(samples))}"
+        fix = "put the three files of each into a folder of its own"
+        raise Refusal(f"folder {folder}", several, "one sample", fix)
     return found[0] if found else None
 
 
@@ -260,6 +265,9 @@ def read_table(path: Path) -> "pd.DataFrame":
         found = f"no {'comma' if separator == ',' else 'tab'} in its first lines"
         accepted = "a .csv with commas, a .tsv or .txt with tabs"
         raise Refusal(f"file {path}", found, accepted, "export it again, or mend its name")
+    if len(first) == len(header) + 1 and not first[-1].strip():
+        found = "lines end with a separator that the header lacks"
+        raise Refusal(f"file {path}", found, "one name per column", "export it again")
     # R writes no name above the ids; pandas numbers copies of names, which must be seen.
     names = header[1:] if len(header) == len(first) else header
     if len(names) + 1 != len(first):
@@ -284,6 +292,9 @@ def read_table(path: Path) -> "pd.DataFrame":
         row = int(frame.iloc[:, 0].isna().to_numpy().argmax()) + 2
         found = f"line {row} has no id in its first column"
         raise Refusal(f"file {path}", found, "an id in every line", "fill it in")
+    if frame.iloc[:, 0].str.contains("\n").any():
+        found = "a quotation mark that is closed lines later"
+        raise Refusal(f"file {path}", found, "ids in one line each", "remove the quotation mark")
     frame = frame.set_index("\0id").rename_axis(None)
     frame.columns = names
     if all(_is_fraction(value) for value in frame.index[:20]):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from popflow.inputs import sheets
-from popflow.inputs.description import Description
+from popflow.inputs.description import Description, rate_of
 from popflow.inputs.sidecars import find_sidecar, read_sidecar, read_sidecar_json, spaces_of
 from popflow.inputs.signals import Signals, open_signals
 from popflow.runtime.refusal import Refusal, Refusals
@@ -119,11 +119,23 @@ def read_recording(row: dict[str, str]) -> Recording:
         channels=_channels(path, row, signals),
         electrodes=electrodes,
         frame=frame,
-        line_frequency=None if line in (None, "n/a") else float(line),
+        line_frequency=_line(line, path),
         events=events,
         read=read,
         promised=_seconds(side.get("RecordingDuration")),
     )
+
+
+def _line(value: Any, path: Path) -> float | None:
+    """Read a line frequency: a number, or one with its unit."""
+    text = "" if value is None else str(value).lower().replace("hz", "").strip()
+    if text in ("", "n/a", "nan"):
+        return None
+    found = rate_of(text)
+    if found is None or isinstance(value, bool):
+        fix = "mend PowerLineFrequency in the sidecar, or line_frequency in the sheet"
+        raise Refusal(f"recording {path}", f"a line frequency of {value!r}", "Hz, e.g. 50", fix)
+    return found
 
 
 def _seconds(value: Any) -> float | None:
@@ -262,7 +274,13 @@ def _electrodes(path: Path, row: dict[str, str], signals: Signals) -> "tuple[pd.
             "write it under 'frame' in the sessions sheet",
         )
     for axis in "xyz":
-        table[axis] = pd.to_numeric(table[axis], errors="coerce") * TO_MILLIMETRE[units]
+        numbers = pd.to_numeric(table[axis], errors="coerce")
+        wrong = (numbers.isna() & table[axis].notna()).to_numpy()
+        if wrong.any():
+            where = f"file {file}, column {axis!r}, row {int(wrong.argmax()) + 2}"
+            found, fix = f"found {table[axis][wrong.argmax()]!r}", "write it with a point"
+            raise Refusal(where, found, "a number or n/a", fix)
+        table[axis] = numbers * TO_MILLIMETRE[units]
     largest = table[["x", "y", "z"]].abs().max().max()
     if largest < 1.0 or largest > 1000.0:
         raise Refusal(

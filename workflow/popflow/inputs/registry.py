@@ -53,8 +53,9 @@ FORMATS = (
         (".fcs", ".lmd"),
         "fcs:describe",
         "2.0, 3.0, 3.1, 3.2",
-        "integers of 1 to 64 bits, floats, doubles, types per channel; any byte order; several "
-        "data sets; spillover; log amplifiers, gains, time step; any name that begins with FCS",
+        "integers of 1 to 64 bits, floats, doubles, types per channel; little, big and PDP byte "
+        "order; several data sets; spillover; log amplifiers, gains, time step; any name that "
+        "begins with FCS",
         "no list mode, text or bit-packed events, events that are cut off",
         "Attune, CyAn, Gallios, MoFlo Astrios, DxP10, Partec PAS, Stratedigm S1400, Eclipse, "
         "FACSCalibur, FACScan, FACSCanto II, LSR II, LSRFortessa, FACSAria III, MACSQuant, Navios, "
@@ -130,7 +131,7 @@ FORMATS = (
         (".edf", ".bdf"),
         "recordings:describe",
         "EDF, EDF+, BDF",
-        "channels of one rate, annotations",
+        "all channels, annotations; EDF+D without gaps",
         "a file that is cut off",
         "two EDF files of MNE's test data; BDF is not tested",
     ),
@@ -193,7 +194,7 @@ FORMATS = (
         "2.0b to 2.9",
         "units, position, epochs and trials; or voltages with electrodes (intracranial)",
         "neither units nor voltages",
-        "files of pynwb 1.0 to 2.1, a phy session (2.4), a MatClust session (2.11), grip force",
+        "a phy session (2.4), a MatClust session (2.11), grip force",
     ),
     Format(
         "placecells",
@@ -212,7 +213,7 @@ FORMATS = (
         (".mat",),
         "tables:describe_arrays",
         "5 and 7.3",
-        "spikes of CellExplorer and MatClust; or voltages that the sessions sheet names",
+        "spikes of CellExplorer and MatClust (5 only); or voltages that the sessions sheet names",
         "objects, tables of MATLAB",
         "MatClust, Case Studies in Neural Data Analysis, CCEP trials",
     ),

@@ -44,6 +44,7 @@ def find_sidecar(
         When several spaces fit and none was chosen.
     """
     own = _entities(recording.stem)
+    stems = (recording.stem, recording.stem.removesuffix("_ieeg"), recording.stem.split("_")[0])
     if of is not None:
         space = _entities(of.stem).get("space", space)
     for folder in [recording.parent, *recording.parents[1:4]]:
@@ -52,6 +53,9 @@ def find_sidecar(
             theirs = _entities(file.stem)
             their_space = theirs.pop("space", None)
             agrees = all(own.get(key) == value for key, value in theirs.items())
+            if not own or not theirs:
+                # Names without entities agree with everything: then the stem must be the same.
+                agrees = file.stem.removesuffix(f"_{suffix}") in stems
             if agrees and file.stem.endswith(suffix) and (space in (None, their_space)):
                 fitting.append((len(theirs), their_space, file))
         if not fitting:

@@ -5,6 +5,7 @@ neither rate nor unit, so the sessions sheet must.
 """
 
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,8 @@ from popflow.runtime.refusal import Refusal
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
+
+log = logging.getLogger(__name__)
 
 ARRAYS = (".mat", ".npz", ".h5")
 ACCEPTED = (
@@ -102,6 +105,10 @@ def open_signals(path: Path, row: dict[str, str]) -> Signals:
     if not signals.samples or not signals.names:
         found = f"{len(signals.names)} channels and {signals.samples} samples"
         raise Refusal(f"file {path}", found, "voltages", "copy the whole recording")
+    if len(set(signals.names)) < len(signals.names):
+        doubled = sorted({n for n in signals.names if signals.names.count(n) > 1})
+        found = f"channels of the same name: {', '.join(doubled[:5])}"
+        raise Refusal(f"file {path}", found, "every name once", "rename them in the file")
     signals.read = _guarded(signals.read, path)
     # A file that was cut off often opens, and fails only where its last samples should be.
     signals.read(signals.names[:1], signals.samples - 1, signals.samples)
@@ -122,28 +129,99 @@ def _guarded(read: Callable, path: Path) -> Callable:
     return guarded
 
 
-def _check_edf(path: Path) -> None:
-    """Hold the size of an EDF or BDF file against its header: mne reads what is left of it."""
+def _check_edf(path: Path) -> tuple[dict[str, float], bool]:
+    """Hold an EDF or BDF file against its header; tell units, and whether rates differ.
+
+    mne reads what is left of a file that was cut off, resamples channels of other rates, closes
+    the gaps of EDF+D, and takes unknown units for volts.
+
+    Returns
+    -------
+    factors : dict of str to float
+        By channel, what makes volts of the numbers that mne gives; 0 for what is no voltage.
+    mixed : bool
+
+    Raises
+    ------
+    Refusal
+        For a file that is cut off or has gaps.
+    """
     with open(path, "rb") as file:
         head = file.read(256)
         count = int(head[252:256])
-        fields = file.read(256 * count)
+        fields = file.read(256 * count).decode("latin-1")
     width = 3 if path.suffix.lower() == ".bdf" else 2
-    place = 216 * count
-    each = [int(fields[place + 8 * n : place + 8 * n + 8]) for n in range(count)]
+    labels = [fields[16 * n : 16 * n + 16].strip() for n in range(count)]
+    units = [fields[96 * count + 8 * n : 96 * count + 8 * n + 8].strip() for n in range(count)]
+    each = [int(fields[216 * count + 8 * n : 216 * count + 8 * n + 8]) for n in range(count)]
     records, size = int(head[236:244]), path.stat().st_size
     expected = int(head[184:192]) + records * sum(each) * width
     if records >= 0 and size < expected:
         found = f"it is cut off: {size} of {expected} bytes"
         raise Refusal(f"file {path}", found, "a whole recording", "copy it again")
+    data = [n for n, label in enumerate(labels) if not label.endswith("Annotations")]
+    mixed = len({each[n] for n in data}) > 1
+    if mixed:
+        seconds = float(head[244:252])
+        rates = ", ".join(f"{labels[n]} {each[n] / seconds:g} Hz" for n in data[:6])
+        log.warning("%s: channels of several rates are resampled to the highest (%s)", path, rates)
+    if head[192:236].strip().endswith(b"+D"):
+        _check_gaps(path, head, each, labels, width)
+    known = {n: EDF_UNITS.get(units[n].lower(), 0.0) for n in data}
+    return {labels[n]: known[n] / MNE_UNITS.get(units[n], 1.0) for n in data}, mixed
+
+
+def _check_gaps(path: Path, head: bytes, each: list[int], labels: list[str], width: int) -> None:
+    """Refuse a discontinuous file whose records do not follow each other."""
+    import numpy as np
+
+    place = next((n for n, label in enumerate(labels) if label.endswith("Annotations")), None)
+    records, seconds = int(head[236:244]), float(head[244:252])
+    onsets = []
+    with open(path, "rb") as file:
+        for record in range(records if place is not None else 0):
+            start = int(head[184:192]) + (record * sum(each) + sum(each[:place])) * width
+            file.seek(start)
+            onsets.append(float(file.read(32).split(b"\x14")[0]))
+    steps = np.diff(onsets)
+    gaps = np.flatnonzero(np.abs(steps - seconds) > 1e-3 * seconds)
+    if len(gaps) or place is None:
+        found = "EDF+D without times of its records"
+        if len(gaps):
+            found = f"{len(gaps)} gaps, the first one after {onsets[gaps[0]] + seconds:g} s"
+        fix = "export every stretch to a file of its own"
+        raise Refusal(f"file {path}", found, "a recording without gaps", fix)
+
+
+#: Volts per unit of an EDF header, in lower case; 0 stands for what is no voltage.
+EDF_UNITS = {"uv": 1e-6, "µv": 1e-6, "μv": 1e-6, "mv": 1e-3, "v": 1.0, "nv": 1e-9, "": 1.0}
+#: Those that mne scales, spelled so and not otherwise.
+MNE_UNITS = {"uV": 1e-6, "µV": 1e-6, "mV": 1e-3}
 
 
 def _mne(path: Path, row: dict[str, str]) -> Signals:
     import mne
 
-    if path.suffix.lower() in (".edf", ".bdf"):
-        _check_edf(path)
-    return _from_mne(mne.io.read_raw(path, preload=False, verbose="ERROR"))
+    if path.suffix.lower() not in (".edf", ".bdf"):
+        return _from_mne(mne.io.read_raw(path, preload=False, verbose="ERROR"))
+    units, mixed = _check_edf(path)
+    # Resampling looks at what lies around: piece by piece it would depend on the pieces.
+    raw = mne.io.read_raw(path, preload=mixed, verbose="ERROR")
+    signals = _from_mne(raw)
+    read = signals.read
+    for place, name in enumerate(signals.names):
+        if units.get(name) == 0.0:
+            # Temperatures and the like are no voltages; they may be behavioural targets.
+            signals.kinds[place] = "MISC"
+    factors = {name: units.get(name) or 1.0 for name in signals.names}
+
+    def scaled(names: list[str], start: int, stop: int) -> "np.ndarray":
+        import numpy as np
+
+        return read(names, start, stop) * np.array([[factors[name]] for name in names])
+
+    signals.read = scaled
+    return signals
 
 
 def _neuralynx(path: Path, row: dict[str, str]) -> Signals:
@@ -172,7 +250,7 @@ def _from_mne(raw: Any) -> Signals:
         bads=list(raw.info["bads"]),
         line=raw.info["line_freq"],
         marks=[
-            (float(onset), float(duration), str(text))
+            (float(onset) - raw.first_time, float(duration), str(text))
             for onset, duration, text in zip(
                 marks.onset, marks.duration, marks.description, strict=True
             )
@@ -193,7 +271,12 @@ def _nwb(path: Path, row: dict[str, str]) -> Signals:
     count = data.shape[1] if len(data.shape) > 1 else 1
     names = [f"channel{i}" for i in range(count)]
     if electrodes is not None and len(electrodes) == count:
-        names = electrodes["name"].tolist()
+        own = electrodes["name"].tolist()
+        if len(set(own)) == count and all(name.strip() for name in own):
+            names = own
+        else:
+            # Blank or repeated labels name nothing; the order of the columns does.
+            electrodes["name"] = names
     scale = np.full(count, float(series.conversion))
     if series.channel_conversion is not None:
         scale = scale * np.asarray(series.channel_conversion[:], float)
@@ -289,8 +372,38 @@ def _npz(path: Path, row: dict[str, str]) -> Signals:
     import numpy as np
 
     with np.load(path, allow_pickle=False) as stored:
-        name = _field(path, {key: stored[key].shape for key in stored.files}, row)
-        return _array(path, stored[name], row)
+        held = {key: stored[key] for key in stored.files}
+    if "field" not in row and "Y" in held and {"fs", "samplerate"} & set(held):
+        return _plain(path, held, row)
+    name = _field(path, {key: value.shape for key, value in held.items()}, row)
+    return _array(path, held[name], row)
+
+
+def _plain(path: Path, held: dict[str, "np.ndarray"], row: dict[str, str]) -> Signals:
+    """Read Y (samples, channels) with fs (or samplerate), coords (or R) and names.
+
+    The unit of Y stands in the sheet, since the file does not tell it.
+    """
+    import numpy as np
+    import pandas as pd
+
+    values = held["Y"]
+    if values.ndim != 2 or not np.issubdtype(values.dtype, np.number):
+        found = f"Y of shape {values.shape} and {values.dtype}"
+        raise Refusal(f"file {path}", found, "numbers, samples by channels", "save it again")
+    rate = float(np.ravel(held.get("fs", held.get("samplerate")))[0])
+    names = [str(name) for name in np.ravel(held["names"])] if "names" in held else None
+    names = _names(path, row, values.shape[1], names)
+    places = held.get("coords", held.get("R"))
+    electrodes = None
+    if places is not None and places.shape == (len(names), 3):
+        electrodes = pd.DataFrame(places, columns=list("xyz")).assign(region="unknown")
+        electrodes.insert(0, "name", names)
+
+    def read(wanted: list[str], start: int, stop: int) -> "np.ndarray":
+        return np.asarray(values[start:stop, [names.index(n) for n in wanted]], float).T
+
+    return Signals(names, rate, len(values), read, electrodes=electrodes, unit=None)
 
 
 def _field(path: Path, shapes: dict[str, tuple[int, ...]], row: dict[str, str]) -> str:

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from popflow.inputs.description import rate_of, whole_file
+from popflow.inputs.delimited import read_delimited
+from popflow.inputs.description import rate_of
 from popflow.inputs.matlab import load_mat, refuse_without
 from popflow.runtime.refusal import Refusal
 
@@ -46,7 +47,9 @@ def read_phy(folder: Path, row: dict[str, str]) -> Units:
     names = np.unique(clusters)
     kept = [name for name in names if good is None or int(name) in good]
     if len(kept) < len(names):
-        notes.append(f"{len(names) - len(kept)} clusters that are not called good are left out")
+        spikes = len(clusters) - int(np.isin(clusters, kept).sum())
+        told = f"{len(names) - len(kept)} clusters ({spikes} spikes) that are not called good"
+        notes.append(f"{told} are left out")
     return {str(name): samples[clusters == name] / rate for name in kept}, notes
 
 
@@ -54,8 +57,9 @@ def _phy_rate(params: Path) -> str:
     """Find sample_rate in params.py, as text; the file is never run."""
     if not params.is_file():
         return ""
-    found = re.search(r"^\s*sample_rate\s*=\s*([0-9.eE+]+)", params.read_text(), re.MULTILINE)
-    return found.group(1) if found else ""
+    text = params.read_text(encoding="utf-8", errors="replace")
+    found = re.search(r"^\s*sample_rate\s*=\s*([^#\n]*)", text, re.MULTILINE)
+    return found.group(1).strip().replace("_", "") if found else ""
 
 
 def _good_clusters(folder: Path, notes: list[str]) -> set[int] | None:
@@ -65,7 +69,8 @@ def _good_clusters(folder: Path, notes: list[str]) -> set[int] | None:
         if (folder / name).is_file():
             table = pd.read_csv(folder / name, sep="\t")
             if column in table and "cluster_id" in table:
-                return set(table.loc[table[column] == "good", "cluster_id"].astype(int))
+                good = table[column].astype(str).str.strip().str.lower() == "good"
+                return set(table.loc[good, "cluster_id"].astype(int)) if len(table) else None
             notes.append(f"{name} has no columns cluster_id and {column}; it is not used")
     return None
 
@@ -89,18 +94,38 @@ def _rate(place: Path, row: dict[str, str], told: str = "") -> float:
 
 def is_neurosuite(folder: Path) -> bool:
     """Tell whether a folder holds .res and .clu files."""
-    return any(folder.glob("*.res.*"))
+    return bool(_groups(folder))
+
+
+def _groups(folder: Path) -> list[Path]:
+    """List the .res files of a folder; copies such as .res.1~ are none."""
+    return sorted(p for p in folder.glob("*.res.*") if re.search(r"\.res\.\d+$", p.name))
+
+
+def _neurosuite_rate(folder: Path, session: str) -> str:
+    """Find the rate of the acquisition system in the session's .xml, as text."""
+    xml = folder / f"{session}.xml"
+    files = [xml] if xml.is_file() else sorted(folder.glob("*.xml"))
+    text = files[0].read_text(encoding="utf-8", errors="replace") if files else ""
+    rates = r"<samplingRate>\s*([0-9.]+)\s*</samplingRate>"
+    system = re.search(rf"<acquisitionSystem>.*?{rates}.*?</acquisitionSystem>", text, re.DOTALL)
+    found = {system.group(1)} if system else set(re.findall(rates, text))
+    return " or ".join(sorted(found))
 
 
 def read_neurosuite(folder: Path, row: dict[str, str]) -> Units:
     """Read .res.N and .clu.N; clusters 0 (artefacts) and 1 (unsorted) are left out."""
-    xml = sorted(folder.glob("*.xml"))
-    text = xml[0].read_text() if xml else ""
-    told = re.search(r"<samplingRate>\s*([0-9.]+)\s*</samplingRate>", text)
-    rate = _rate(folder, row, told.group(1) if told else "")
+    sessions = sorted({res.name.rsplit(".res.", 1)[0] for res in _groups(folder)})
+    if len(sessions) > 1:
+        found, fix = (
+            f"{len(sessions)} sessions: {', '.join(sessions)}",
+            "put each into its own folder",
+        )
+        raise Refusal(f"folder {folder}", found, "the groups of one session", fix)
+    rate = _rate(folder, row, _neurosuite_rate(folder, sessions[0]))
     spikes: dict[str, np.ndarray] = {}
     left_out = 0
-    for res in sorted(folder.glob("*.res.*")):
+    for res in _groups(folder):
         group = res.name.rsplit(".", 1)[1]
         clu = res.with_name(res.name.replace(".res.", ".clu."))
         if not clu.is_file():
@@ -128,31 +153,59 @@ def read_mat(path: Path, row: dict[str, str]) -> Units:
     if "times" in names:
         times = spikes["times"].ravel()[0].ravel()
         ids = spikes["UID"].ravel()[0].ravel() if "UID" in names else np.arange(1, len(times) + 1)
-        return {str(i): _seconds(t) for i, t in zip(ids.tolist(), times, strict=True)}, []
-    found: dict[str, np.ndarray] = {}
+        names, notes = numbered([str(i) for i in ids.tolist()])
+        return {i: _seconds(t) for i, t in zip(names, times, strict=True)}, notes
+    found: dict[tuple[int, ...], np.ndarray] = {}
     _walk(spikes, (), found)
-    filled = {name: times for name, times in found.items() if len(times)}
-    empty = len(found) - len(filled)
-    return filled, [f"{empty} cells without spikes are left out"] if empty else []
+    return _joined(found)
+
+
+def _joined(found: dict[tuple[int, ...], np.ndarray]) -> Units:
+    """Join the epochs of each cell: the last two levels are tetrode and cell, on one clock."""
+    parts: dict[tuple[int, ...], list[np.ndarray]] = {}
+    for place, times in found.items():
+        parts.setdefault(place[-2:], []).append(times)
+    # A level on which nothing differs says nothing.
+    levels = [k for k in range(2) if len({place[-2:][k] for place in parts if len(place) > k}) > 1]
+    notes, spikes = [], {}
+    for place, times in sorted(parts.items()):
+        if sum(map(len, times)):
+            name = "-".join(str(place[k]) for k in levels or range(len(place)))
+            spikes[name] = np.concatenate(times)
+    several = max(map(len, parts.values()), default=1)
+    if several > 1:
+        notes.append(f"{several} epochs or days are joined, cell by cell, on the file's clock")
+    if len(spikes) < len(parts):
+        notes.append(f"{len(parts) - len(spikes)} cells without spikes are left out")
+    return spikes, notes
+
+
+def numbered(names: list[str]) -> tuple[list[str], list[str]]:
+    """Number ids that stand there more than once, and tell so."""
+    seen: dict[str, int] = {}
+    found = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        found.append(name if seen[name] == 1 else f"{name}.{seen[name]}")
+    again = [name for name, count in seen.items() if count > 1]
+    return found, [f"unit ids {', '.join(again)} repeat; copies are numbered"] if again else []
 
 
 def _seconds(times: Any) -> np.ndarray:
     return np.asarray(times, float).ravel()
 
 
-def _walk(cell: Any, place: tuple[int, ...], found: dict[str, np.ndarray]) -> None:
+def _walk(cell: Any, place: tuple[int, ...], found: dict[tuple[int, ...], np.ndarray]) -> None:
     """Go through nested cells of MATLAB down to the structs that have a field `time` or `data`."""
     names = cell.dtype.names or ()
     field = next((name for name in ("time", "data") if name in names), None)
     if field:
         values = np.asarray(cell[field].ravel()[0], float)
-        found["-".join(map(str, place[-2:]))] = values[:, 0] if values.ndim > 1 else values
+        found[place] = values[:, 0] if values.ndim > 1 else values.ravel()
     elif cell.dtype == object:
-        inner = cell.ravel()
-        for number, item in enumerate(inner, start=1):
-            # Cells of one element are levels without a choice (day, epoch).
+        for number, item in enumerate(cell.ravel(), start=1):
             if isinstance(item, np.ndarray) and item.size:
-                _walk(item, place if len(inner) == 1 else (*place, number), found)
+                _walk(item, (*place, number), found)
 
 
 def read_pynapple(held: dict[str, np.ndarray]) -> Units:
@@ -164,9 +217,7 @@ def read_spike_table(path: Path, row: dict[str, str]) -> Units:
     """Read a table with the columns unit and time (s), or unit and sample with a rate."""
     import pandas as pd
 
-    separator = "," if path.suffix.lower() == ".csv" else "\t"
-    with whole_file(path):
-        table = pd.read_csv(path, sep=separator, dtype={"unit": str})
+    table = read_delimited(path, dtype={"unit": str})
     timed = next((column for column in ("time", "time_s", "sample") if column in table), None)
     if "unit" not in table or timed is None:
         found = f"the columns {', '.join(map(str, table.columns[:8]))}"

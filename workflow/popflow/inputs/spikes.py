@@ -9,10 +9,10 @@ import numpy as np
 
 from popflow.inputs import sorted_units
 from popflow.inputs.calcium import Traces, is_minian, is_trace_table, read_traces
+from popflow.inputs.delimited import read_delimited
 from popflow.inputs.description import Description, whole_file
 from popflow.inputs.sheets import beside_session
 from popflow.inputs.tracking import read_tracking
-from popflow.runtime.files import read_tsv
 from popflow.runtime.refusal import Refusal
 
 log = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ def _read(path: Path, row: dict[str, str]) -> Session:
         raise Refusal(f"folder {path}", "no spikes that are known", ACCEPTED, "name a file in it")
     suffix = path.suffix.lower()
     if suffix == ".nwb":
-        return _read_nwb(path)
+        return _read_nwb(path, row)
     if suffix == ".npz":
         return _read_npz(path)
     if suffix == ".mat":
@@ -166,17 +166,26 @@ def _add_tables(session: Session, row: dict[str, str]) -> None:
 
 def _epoch_table(path: Path) -> list[tuple[float, float, str]]:
     """Read a table start, stop (s), label."""
-    rows = read_tsv(path) if path.is_file() else None
-    if rows is None or not {"start", "stop"} <= set(rows.columns):
-        found = "no such file" if rows is None else f"columns {', '.join(rows.columns)}"
-        fix = "mend 'epochs' in the sheet"
-        raise Refusal(f"file {path}", found, "a table start, stop (s), label", fix)
-    labels = rows["label"].astype(str) if "label" in rows else [""] * len(rows)
-    epochs = zip(rows["start"].astype(float), rows["stop"].astype(float), labels, strict=True)
-    return sorted(epochs)
+    import pandas as pd
+
+    accepted, fix = "a table start, stop (s), label", "mend 'epochs' in the sheet"
+    if not path.is_file():
+        raise Refusal(f"file {path}", "no such file", accepted, fix)
+    rows = read_delimited(path, dtype=str, keep_default_na=False)
+    if not {"start", "stop"} <= set(rows.columns):
+        raise Refusal(f"file {path}", f"columns {', '.join(rows.columns)}", accepted, fix)
+    edges = rows[["start", "stop"]].apply(pd.to_numeric, errors="coerce")
+    wrong = edges.isna().any(axis=1)
+    if wrong.any():
+        line = int(wrong.to_numpy().argmax())
+        found = f"{rows['start'][line]!r} to {rows['stop'][line]!r}"
+        fix = "write both times as seconds, with a point"
+        raise Refusal(f"file {path}, row {line + 2}", found, "two numbers", fix)
+    labels = rows["label"] if "label" in rows else [""] * len(rows)
+    return sorted(zip(edges["start"], edges["stop"], labels, strict=True))
 
 
-def _read_nwb(path: Path) -> Session:
+def _read_nwb(path: Path, row: dict[str, str]) -> Session:
     from pynwb import NWBHDF5IO
 
     with NWBHDF5IO(str(path), "r", load_namespaces=True) as io:
@@ -188,15 +197,21 @@ def _read_nwb(path: Path) -> Session:
         if "spike_times" not in units.colnames:
             found = "a units table without the column spike_times, which means no units"
             raise Refusal(f"file {path}", found, "spike times per unit", "add spike_times")
+        names, notes = sorted_units.numbered([str(name) for name in units.id[:]])
         spikes = {
-            str(name): np.asarray(units.get_unit_spike_times(row), float)
-            for row, name in enumerate(units.id[:])
+            name: np.asarray(units.get_unit_spike_times(row), float)
+            for row, name in enumerate(names)
         }
+        total = len(units["spike_times"].target.data)
+        if sum(map(len, spikes.values())) != total:
+            found = f"{sum(map(len, spikes.values()))} of {total} spikes belong to a unit"
+            fix = "export the units table again"
+            raise Refusal(f"file {path}", found, "an index that covers all spike times", fix)
         recorded = _recorded(units)
-        t, xy, unit = _position(file)
+        t, xy, unit = _position(file, path, row)
         epochs, trials = _intervals(file.epochs), _intervals(file.trials)
         version = str(file.nwb_version) if hasattr(file, "nwb_version") else ""
-    return Session(spikes, t, xy, unit, epochs, recorded, "NWB", version, trials=trials)
+    return Session(spikes, t, xy, unit, epochs, recorded, "NWB", version, notes, trials)
 
 
 def _recorded(units: Any) -> np.ndarray | None:
@@ -211,22 +226,47 @@ def _recorded(units: Any) -> np.ndarray | None:
     return shared
 
 
-def _position(file: Any) -> tuple[np.ndarray, np.ndarray, str]:
-    """Find the first spatial series of a file, in its own units times its conversion."""
+def _position(file: Any, path: Path, row: dict[str, str]) -> tuple[np.ndarray, np.ndarray, str]:
+    """Read the one series of places, or the one that the sheet names.
+
+    Series in a Position container go before loose ones; angles and eyes are no places.
+    """
     from pynwb.behavior import Position, SpatialSeries
 
-    places = [file.acquisition, *(module.data_interfaces for module in file.processing.values())]
-    for place in places:
-        for item in place.values():
-            series = list(item.spatial_series.values()) if isinstance(item, Position) else [item]
-            for one in series:
-                if isinstance(one, SpatialSeries):
-                    return _series(one)
-    return np.empty(0), np.empty((0, 2)), ""
+    held: dict[str, Any] = {}
+    loose: dict[str, Any] = {}
+    modules = [module.data_interfaces for module in file.processing.values()]
+    for item in [one for place in [file.acquisition, *modules] for one in place.values()]:
+        if isinstance(item, Position):
+            held |= item.spatial_series
+        elif isinstance(item, SpatialSeries):
+            loose[item.name] = item
+    if "series" in row:
+        found = held | loose
+        if row["series"] not in found:
+            known = ", ".join(found) or "none"
+            fix = "mend 'series' in the sheet"
+            raise Refusal(f"file {path}", f"no series {row['series']!r}", f"one of {known}", fix)
+        return _series(found[row["series"]])
+    places = {k: v for k, v in (held or loose).items() if not _is_angle(k, v)}
+    if not places:
+        return np.empty(0), np.empty((0, 2)), ""
+    if len(places) > 1:
+        fix = "write one under 'series' in a sheet of one row (path, series)"
+        found = f"{len(places)} series of places"
+        raise Refusal(f"file {path}", found, f"one of {', '.join(places)}", fix)
+    return _series(next(iter(places.values())))
+
+
+def _is_angle(name: str, series: Any) -> bool:
+    """Tell series of head directions, angles and eyes by name or unit."""
+    words = ("direction", "angle", "orientation", "eye", "pupil", "gaze")
+    angular = str(series.unit).lower() in ("radians", "radian", "rad", "degrees", "degree", "deg")
+    return angular or any(word in name.lower() for word in words)
 
 
 def _series(one: Any) -> tuple[np.ndarray, np.ndarray, str]:
-    data = np.asarray(one.data[:], float) * float(one.conversion)
+    data = np.asarray(one.data[:], float) * float(one.conversion) + float(one.offset or 0.0)
     data = data[:, None] if data.ndim == 1 else data
     if data.shape[0] <= 3 < data.shape[1]:
         data = data.T
@@ -263,17 +303,21 @@ def _read_npz(path: Path) -> Session:
     with np.load(path, allow_pickle=False) as stored:
         held = {name: stored[name] for name in stored.files}
     if {"t", "index"} <= set(held):
-        return _of_units(sorted_units.read_pynapple(held), "pynapple")
+        session = _of_units(sorted_units.read_pynapple(held), "pynapple")
+        if {"start", "end"} <= set(held):
+            support = np.column_stack([np.ravel(held["start"]), np.ravel(held["end"])])
+            session.recorded = support.astype(float)
+        return session
     absent = [name for name in ("spike_times", "spike_units") if name not in held]
     if absent:
         accepted = "arrays spike_times (seconds) and spike_units, of equal length"
         found = f"no array {', '.join(absent)} (arrays: {', '.join(sorted(held)) or 'none'})"
         raise Refusal(f"file {path}", found, accepted, "save them under these names")
     times, units = (np.squeeze(held[name]) for name in ("spike_times", "spike_units"))
-    times = np.atleast_1d(times).astype(float)
+    times, units = np.atleast_1d(times).astype(float), np.atleast_1d(units)
     if not times.size:
         raise Refusal(f"file {path}", "no units", "spike times", "give a file with spikes")
-    if times.shape != np.atleast_1d(units).shape:
+    if times.shape != units.shape:
         found = f"spike_times of shape {times.shape}, spike_units of {np.shape(units)}"
         raise Refusal(f"file {path}", found, "one unit per spike", "save them again")
     spikes = {str(name): times[units == name] for name in np.unique(units)}
@@ -336,9 +380,13 @@ def _check(session: Session, path: Path) -> None:
 
 def _check_clock(session: Session, path: Path) -> None:
     """Compare spikes with the other clocks, and their rates with what neurons do."""
-    if session.traces is not None:
-        _check_frames(session, path)
-        return
+    if session.traces is None:
+        _check_rates(session, path)
+    _check_overlap(session, path)
+
+
+def _check_rates(session: Session, path: Path) -> None:
+    """Stop at spike times that are no seconds, by the other clocks and by what neurons do."""
     filled = [times for times in session.spikes.values() if len(times) > 1]
     if not filled:
         return
@@ -364,14 +412,26 @@ def _check_clock(session: Session, path: Path) -> None:
     raise Refusal(f"file {path}", found, "spike times in seconds", "divide them by their rate")
 
 
-def _check_frames(session: Session, path: Path) -> None:
-    """Compare the clock of traces with that of the track."""
+def _check_overlap(session: Session, path: Path) -> None:
+    """Refuse a track or epochs that share no time with the activity, or are far longer."""
     first, last = session.span
-    t = session.position_t
+    t, what = session.position_t, "spikes" if session.traces is None else "traces"
+    fix = "bring all times onto one clock, in seconds (sheet: times, position_times)"
     if t.size and (t[-1] < first or t[0] > last):
-        found = f"traces from {first:.6g} to {last:.6g}, the track from {t[0]:.6g} to {t[-1]:.6g}"
-        fix = "name the times of both cameras (times, position_times) on one clock"
+        found = f"{what} from {first:.6g} to {last:.6g}, the track from {t[0]:.6g} to {t[-1]:.6g}"
         raise Refusal(f"file {path}", found, "clocks that overlap", fix)
+    if session.epochs and not any(
+        start < last and stop > first for start, stop, _ in session.epochs
+    ):
+        start, stop = session.epochs[0][0], session.epochs[-1][1]
+        found = f"{what} from {first:.6g} to {last:.6g}, epochs from {start:.6g} to {stop:.6g}"
+        raise Refusal(f"file {path}", found, "clocks that overlap", fix)
+    longest = max((stop for _, stop, _ in session.epochs), default=0.0)
+    if last > 0 and longest > LONGEST_TRACK * last:
+        found = f"an epoch ends at {longest:.6g}, the last of the {what} at {last:.6g}"
+        raise Refusal(
+            f"file {path}", found, "epochs in seconds", "divide them (milliseconds: 1000)"
+        )
 
 
 def describe(path: str | Path, row: dict[str, str] | None = None) -> Description:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 CHUNK_EVENTS = 100_000
+MEND = "mend $SPILLOVER, or set compensate to off"
 
 
 def read_spillover(
@@ -19,7 +20,8 @@ def read_spillover(
     Raises
     ------
     Refusal
-        When the matrix names a channel that the file lacks, unless it does nothing there.
+        When the matrix is not square, holds what is no number, names a channel twice, or names one
+        that the file lacks, unless it does nothing there.
     """
     import numpy as np
 
@@ -29,15 +31,20 @@ def read_spillover(
         return None
     fields = _fields(text[keys[0]])
     n = _count(fields[0])
-    if n < 1 or len(fields) < 1 + n + n * n:
-        notes.append(f"${keys[0].upper()} holds no {n} x {n} matrix and is not used")
+    if n < 1 or len(fields) <= 1 + n:
+        notes.append(f"${keys[0].upper()} holds no matrix and is not used")
         return None
+    if len(fields) != 1 + n + n * n:
+        found = f"${keys[0].upper()} holds {len(fields) - 1 - n} numbers for {n} channels"
+        raise Refusal(f"file {path}", found, f"{n * n} numbers", MEND)
     listed = [_resolve_name(name, names) for name in fields[1 : n + 1]]
-    try:
-        matrix = np.array(fields[n + 1 : n + 1 + n * n], float).reshape(n, n)
-    except ValueError:
-        notes.append(f"${keys[0].upper()} holds values that are no numbers and is not used")
-        return None
+    matrix = np.array([_value(field) for field in fields[n + 1 :]]).reshape(n, n)
+    if not np.isfinite(matrix).all():
+        found = f"${keys[0].upper()} holds values that are no numbers"
+        raise Refusal(f"file {path}", found, f"{n * n} numbers", MEND)
+    if len(set(listed)) < n:
+        found = f"${keys[0].upper()} names a channel twice ({', '.join(listed)})"
+        raise Refusal(f"file {path}", found, "every channel once", MEND)
     keep = [i for i, name in enumerate(listed) if name in names]
     for i in set(range(n)) - set(keep):
         unit = np.eye(n)[i]
@@ -46,7 +53,7 @@ def read_spillover(
                 f"file {path}",
                 f"the spillover matrix names {listed[i]!r}, and the file has no such channel",
                 f"channels of the file: {', '.join(names)}",
-                "mend $SPILLOVER, or set compensate to off",
+                MEND,
             )
     return [listed[i] for i in keep], matrix[np.ix_(keep, keep)]
 
@@ -54,7 +61,7 @@ def read_spillover(
 def _fields(value: str) -> list[str]:
     """Split a matrix; a writer with decimal commas cuts every number in two, or uses semicolons."""
     separator = ";" if ";" in value else ","
-    fields = [part.strip().strip('"') for part in value.split(separator)]
+    fields = [part.strip().strip('"') for part in value.strip(f" {separator}").split(separator)]
     n = _count(fields[0])
     numbers = fields[1 + n :]
     if separator == ";":
@@ -70,6 +77,13 @@ def _count(text: str) -> int:
         return int(float(text))
     except ValueError:
         return 0
+
+
+def _value(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
 
 
 def _resolve_name(name: str, names: list[str]) -> str:
@@ -107,7 +121,7 @@ def compensate(
             where,
             f"the spillover matrix has condition number {condition:.3g}",
             "below 1000",
-            "mend $SPILLOVER, or set compensate to off",
+            MEND,
         )
     columns = [names.index(name) for name in listed]
     for first in range(0, len(x), CHUNK_EVENTS):

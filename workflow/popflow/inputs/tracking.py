@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from popflow.inputs.calcium import LARGEST_DISORDER, frame_times, rising
+from popflow.inputs.calcium import LARGEST_DISORDER, TIMES, frame_times, rising
+from popflow.inputs.delimited import read_delimited, separator_of
 from popflow.inputs.description import whole_file
 from popflow.runtime.refusal import Refusal
 
@@ -51,20 +52,37 @@ def read_tracking(path: str | Path, row: dict[str, str]) -> Track:
         raise Refusal(f"file {path}", f"no reader for {path.suffix}", ACCEPTED, "convert it")
     with whole_file(path, ACCEPTED):
         t, xy, notes = reader(path, row)
+    xy = xy[:, None] if xy.ndim == 1 else xy
+    if not len(t) or xy.ndim != 2 or t.shape != (len(xy),) or xy.shape[1] > 2:
+        found = f"{t.size} times, and places of shape {xy.shape}"
+        raise Refusal(f"file {path}", found, "a time for every place (x or x, y)", "save it again")
+    if not np.isfinite(t).all():
+        found = f"{int((~np.isfinite(t)).sum())} times of the track are NaN or infinite"
+        raise Refusal(f"file {path}", found, "finite seconds", "drop these frames")
     return _once(t, xy, notes, path)
 
 
+def is_lost(xy: np.ndarray) -> np.ndarray:
+    """Tell which frames a tracker lost: NaN, or (0, 0) or (-1, -1) of two coordinates.
+
+    On a line 0 is a place, and other negative places are those of a centred arena.
+    """
+    lost = ~np.isfinite(xy).all(1)
+    if xy.shape[1] == 2:
+        lost |= (xy == 0).all(1) | (xy == -1).all(1)
+    return lost
+
+
 def _once(t: np.ndarray, xy: np.ndarray, notes: list[str], path: Path) -> Track:
-    """Average frames of the same time stamp, and drop those whose stamp is out of order."""
-    xy = xy[:, None] if xy.ndim == 1 else xy
-    if not np.isfinite(t).all() or t.shape != (len(xy),):
-        return t, xy, notes  # refused by the session's checks, which name the file
+    """Average the good frames of one time stamp; drop those whose stamp is out of order."""
     same = np.concatenate([[False], np.diff(t) == 0])
     if same.any():
-        group = np.cumsum(~same) - 1
-        counts = np.bincount(group)
-        sums = np.stack([np.bincount(group, weights=column) for column in xy.T], axis=1)
-        t, xy = t[~same], sums / counts[:, None]
+        group, good = np.cumsum(~same) - 1, ~is_lost(xy)
+        counts = np.bincount(group[good], minlength=group[-1] + 1)
+        sums = [np.bincount(group[good], column[good], group[-1] + 1) for column in xy.T]
+        t = t[~same]
+        with np.errstate(invalid="ignore"):
+            xy = np.stack(sums, axis=1) / counts[:, None]
         notes.append(f"{int(same.sum())} frames with a time stamp of another one are averaged")
     kept = rising(t)
     if (~kept).mean() > LARGEST_DISORDER:
@@ -75,27 +93,26 @@ def _once(t: np.ndarray, xy: np.ndarray, notes: list[str], path: Path) -> Track:
     return t[kept], xy[kept], notes
 
 
-def _frames(count: int, path: Path, row: dict[str, str]) -> np.ndarray:
+def _frames(frames: np.ndarray, path: Path, row: dict[str, str]) -> np.ndarray:
     """Give the times of frames, by the table or at the rate of the sheet."""
-    return frame_times(count, path, row, "position_", "position_rate_hz")
+    return frame_times(frames, path, row, "position_", "position_rate_hz")
 
 
 def _table(path: Path, row: dict[str, str]) -> Track:
-    import pandas as pd
-
-    separator = "\t" if path.suffix.lower() == ".tsv" else ","
+    separator = separator_of(path)
     with open(path, encoding="utf-8-sig") as file:
         head = [file.readline().rstrip("\r\n").split(separator) for _ in range(3)]
     if [cell.strip().lower() for cell in head[2][1:]][:2] == ["x", "y"] or head[0][0] == "scorer":
         return _deeplabcut(path, row)
-    table = pd.read_csv(path, sep=separator)
-    table.columns = [str(column).strip().lower() for column in table.columns]
+    table = read_delimited(path)
+    table.columns = [name.lower() for name in table.columns]
     if not {"x"} <= set(table.columns):
         found = f"the columns {', '.join(table.columns[:8])}"
         raise Refusal(f"file {path}", found, "the columns t, x, y", "rename them")
     columns = [column for column in ("x", "y") if column in table]
-    timed = next((column for column in ("t", "time", "time_s") if column in table), None)
-    t = table[timed].to_numpy(float) if timed else _frames(len(table), path, row)
+    timed = next((column for column in TIMES if column in table), None)
+    frames = table["frame"].to_numpy(int) if "frame" in table else np.arange(len(table))
+    t = table[timed].to_numpy(float) if timed else _frames(frames, path, row)
     return t, table[columns].to_numpy(float), []
 
 
@@ -115,7 +132,7 @@ def _deeplabcut(path: Path, row: dict[str, str]) -> Track:
     mean = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
     lost = int((counts[:, 0] == 0).sum())
     notes = [f"DeepLabCut: {len(parts)} body parts averaged, {lost} frames lost"]
-    return _frames(len(mean), path, row), mean, notes
+    return _frames(table.index.to_numpy(int), path, row), mean, notes
 
 
 def _npz(path: Path, row: dict[str, str]) -> Track:
@@ -130,7 +147,7 @@ def _npz(path: Path, row: dict[str, str]) -> Track:
     if xy.ndim == 2 and xy.shape[0] <= 3 < xy.shape[1]:
         xy = xy.T
     xy = xy[:, :2] if xy.ndim == 2 else xy
-    return (_frames(len(xy), path, row) if t is None else t.astype(float)), xy, []
+    return (_frames(np.arange(len(xy)), path, row) if t is None else t.astype(float)), xy, []
 
 
 def _trodes(path: Path, row: dict[str, str]) -> Track:
@@ -153,4 +170,4 @@ def _whl(path: Path, row: dict[str, str]) -> Track:
     """Read .whl of Neurosuite: the first two columns, -1 where the animal was lost."""
     values = np.loadtxt(path, ndmin=2)[:, :2].astype(float)
     values[(values < 0).any(1)] = np.nan
-    return _frames(len(values), path, row), values, []
+    return _frames(np.arange(len(values)), path, row), values, []

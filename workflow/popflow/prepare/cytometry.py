@@ -242,7 +242,9 @@ def _cell_types(unit, folder, events):
 def _outcomes(unit, sample, status):
     """Give the rows of qc.tsv for a sample."""
     head = {"sample": unit["sample"], "batch": unit.get("batch", ""), "status": status}
-    counts = {"kept": len(sample.cells)} | sample.dropped
+    cells = len(sample.cells)
+    counts = {"kept": cells} if status == "included" else {"of an excluded sample": cells}
+    counts |= sample.dropped
     total = max(sum(counts.values()), 1)
     return [
         head | {"outcome": outcome, "events": number, "share": number / total}

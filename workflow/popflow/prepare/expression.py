@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SMALLEST_SD = 1e-3
+SAME_TOTAL = 1e-3
 LARGEST_LOG = 25.0
 
 
@@ -50,7 +51,7 @@ class Scan:
     whole: bool
 
 
-def value_state(low: float, high: float, whole: bool) -> tuple[str, str]:
+def value_state(low: float, high: float, whole: bool, constant: bool = False) -> tuple[str, str]:
     """Tell what values are, from the values.
 
     Parameters
@@ -59,6 +60,8 @@ def value_state(low: float, high: float, whole: bool) -> tuple[str, str]:
         Smallest and largest.
     whole : bool
         Whether all are whole numbers.
+    constant : bool
+        Whether all rows have the same sum.
 
     Returns
     -------
@@ -69,6 +72,8 @@ def value_state(low: float, high: float, whole: bool) -> tuple[str, str]:
         return "scaled", f"negative values down to {low:.3g}"
     if whole:
         return "counts", f"whole numbers up to {high:.0f}"
+    if constant:
+        return "normalised", "fractions whose rows have one sum"
     if high < LARGEST_LOG:
         return "log", f"fractions, none above {high:.3g}"
     return "normalised", f"fractions up to {high:.3g}"
@@ -112,7 +117,14 @@ def state_of(rows: Rows, scanned: Scan, wanted: str) -> tuple[str, str]:
         When the values contradict the setting `value_state` or the file's own word, or are scaled
         already: statistics of all rows are in them, so no split of them is clean.
     """
-    state, evidence = value_state(scanned.low, scanned.high, scanned.whole)
+    totals = scanned.totals[scanned.totals > 0]
+    constant = len(totals) > 1 and np.ptp(totals) < SAME_TOTAL * totals.mean()
+    state, evidence = value_state(scanned.low, scanned.high, scanned.whole, bool(constant))
+    if wanted == "pseudo" and state in ("counts", "log", "normalised"):
+        return "counts", f"{evidence}, counts by value_state: pseudo"
+    if {wanted, state} == {"log", "normalised"}:
+        # Fractions may be either; who says so knows better than their size.
+        return wanted, f"{evidence}, {wanted} by value_state"
     if wanted not in ("auto", state):
         fix = f"set prepare.<dataset>.value_state to {state} or auto"
         raise Refusal(rows.place, f"{evidence}: {state}, not {wanted}", f"{wanted} values", fix)

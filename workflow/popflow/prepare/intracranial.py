@@ -217,7 +217,7 @@ def _choose_channels(
     table["reason"] = table["reason"].where(table["status"] == "bad", "")
     other = ~table["kind"].isin(CORTICAL_KINDS)
     table.loc[other, "reason"] = "not an intracranial channel (" + table["kind"] + ")"
-    table = _with_places(table, recording)
+    table, placed = _with_places(table, recording)
     names = table.loc[table["reason"] == "", "name"].tolist()
     if names:
         found = check_voltages(recording, names, settings["chunk_s"]).set_index("name")
@@ -225,7 +225,9 @@ def _choose_channels(
     good = table[table["reason"] == ""]
     names = good["name"].tolist()
     xyz, kinds = good[["x", "y", "z"]].to_numpy(float), good["kind"].tolist()
+    # A contact without a place may still be a neighbour of others.
     reference = rereference(names, xyz, kinds, settings["reference"], settings["nearest"])
+    reference = reference.only(placed[good.index].to_numpy(), "no position")
     for index, reason in reference.reasons.items():
         table.loc[good.index[index], "reason"] = reason
     if len(reference.kept) < settings["min_channels"]:
@@ -246,19 +248,16 @@ def _choose_channels(
     return table[[*columns, "status", "reason"]], reference, names
 
 
-def _with_places(table: "pd.DataFrame", recording: Recording) -> "pd.DataFrame":
-    """Join channels and electrodes by name; a channel without a place has a reason."""
+def _with_places(table: "pd.DataFrame", recording: Recording) -> "tuple[pd.DataFrame, pd.Series]":
+    """Join channels and electrodes by name; tell which channels have a place."""
     electrodes = recording.electrodes.copy()
     electrodes["key"] = electrodes["name"].str.strip("*# ")
-    cortical = table["reason"] == ""
     keys = table["name"].str.strip("*# ")
     places = electrodes.set_index("key").reindex(keys)
     for column in ("x", "y", "z", "region"):
         table[column] = places[column].to_numpy()
     table["region"] = table["region"].fillna("unknown")
-    missing = cortical & table[["x", "y", "z"]].isna().any(axis=1)
-    table.loc[missing, "reason"] = "no position"
-    return table
+    return table, table[["x", "y", "z"]].notna().all(axis=1)
 
 
 def _mark_broken(table: "pd.DataFrame", found: "pd.DataFrame", recording: Recording, nan: str):
@@ -462,8 +461,11 @@ def _encode_some(
 
 
 def _target(recording: Recording, name: str, starts: np.ndarray, width: int) -> np.ndarray:
-    """Give the mean of a behavioural channel over each window."""
-    total = np.zeros(recording.samples + 1)
+    """Give the mean of a behavioural channel over each window; NaN where a sample is missing."""
+    total, missing = (np.zeros(recording.samples + 1) for _ in range(2))
     for start, x in recording.chunks([name], 60.0):
-        total[start + 1 : start + 1 + x.shape[1]] = total[start] + np.cumsum(x[0])
-    return (total[starts + width] - total[starts]) / width
+        rows, known = slice(start + 1, start + 1 + x.shape[1]), np.isfinite(x[0])
+        total[rows] = total[start] + np.cumsum(np.where(known, x[0], 0.0))
+        missing[rows] = missing[start] + np.cumsum(~known)
+    mean = (total[starts + width] - total[starts]) / width
+    return np.where(missing[starts + width] > missing[starts], np.nan, mean)

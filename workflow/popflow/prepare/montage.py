@@ -46,6 +46,13 @@ class Reference:
     weights: np.ndarray
     reasons: dict[int, str]
 
+    def only(self, wanted: np.ndarray, reason: str) -> "Reference":
+        """Leave out the outputs of channels that are not wanted, (channels,) bool."""
+        rows = [place for place, channel in enumerate(self.kept) if wanted[channel]]
+        others = {channel: reason for channel in np.flatnonzero(~wanted).tolist()}
+        kept = [self.kept[place] for place in rows]
+        return Reference(kept, self.weights[rows], self.reasons | others)
+
 
 def rereference(
     names: list[str], xyz: np.ndarray, kinds: list[str], method: str, nearest: int = 2
@@ -80,8 +87,8 @@ def rereference(
             others = same
         elif method == "nearest":
             distance = np.linalg.norm(xyz[same] - xyz[index], axis=1)
-            others = [same[j] for j in np.argsort(distance, kind="stable") if same[j] != index]
-            others = others[:nearest]
+            order = [j for j in np.argsort(distance, kind="stable") if np.isfinite(distance[j])]
+            others = [same[j] for j in order if same[j] != index][:nearest]
         else:
             stem, number = parse_contact(name)
             sides = [] if number is None else [(stem, number - 1), (stem, number + 1)]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from popflow.inputs.spikes import Session
+from popflow.inputs.tracking import is_lost
 from popflow.runtime.files import atomic
 from popflow.runtime.refusal import Refusal
 from popflow.runtime.seeds import generator
@@ -22,7 +23,14 @@ log = logging.getLogger(__name__)
 TICK = 1e-9
 SMOOTH_S = 0.25
 LEAST_EXPOSURE = 0.5
-LARGEST_JUMPS = 0.5
+FASTEST_M_S = 1.5
+UNITS_PER_METRE = (
+    (("m", "meter", "meters", "metre", "metres"), 1.0),
+    (("cm", "centimeter", "centimeters", "centimetre", "centimetres"), 100.0),
+    (("mm", "millimeter", "millimeters", "millimetre", "millimetres"), 1000.0),
+)
+UNRECORDED = "not recorded for half of the bin"
+LARGEST_JUMPS = 0.1
 
 
 def tick(times: np.ndarray, start: float, width: float) -> np.ndarray:
@@ -178,56 +186,88 @@ def clean_position(
         Frames removed, by reason.
     """
     stamps, first = np.unique(t, return_inverse=True)
-    # Trackers write (0, 0) or (-1, -1); other negative places are those of a centred arena.
-    lost = ~np.isfinite(xy).all(1) | (xy == 0).all(1) | (xy == -1).all(1)
+    lost = is_lost(xy)
     good = np.zeros(len(stamps))
     total = np.zeros((len(stamps), xy.shape[1]))
     np.add.at(good, first[~lost], 1)
     np.add.at(total, first[~lost], xy[~lost])
     kept = good > 0
     stamps, path = stamps[kept], total[kept] / good[kept, None]
-    jumps = 0
-    if len(stamps) > 2:
-        step = np.linalg.norm(np.diff(path, axis=0), axis=1) / np.diff(stamps)
-        # A jump is fast on both sides; a fast run ends somewhere else.
-        fast = np.concatenate([[False], (step[:-1] > max_speed) & (step[1:] > max_speed), [False]])
-        jumps = int(fast.sum())
-        if jumps > LARGEST_JUMPS * len(stamps):
-            raise Refusal(
-                "the track",
-                f"{jumps} of {len(stamps)} frames move faster than max_speed ({max_speed:g} per s)",
-                "jumps in less than half of the frames",
-                "set prepare.<dataset>.max_speed in the track's own unit (150 for cm, 1.5 for m)",
-            )
-        stamps, path = stamps[~fast], path[~fast]
     repeated = int((~lost).sum()) - int(kept.sum())
-    reasons = {"lost": int(lost.sum()), "jump": jumps, "repeated": repeated}
+    fast = np.linalg.norm(np.diff(path, axis=0), axis=1) > max_speed * np.diff(stamps)
+    if fast.sum() > LARGEST_JUMPS * len(stamps):
+        found = f"{fast.sum()} of {len(stamps)} frames are faster than {max_speed:g} per s"
+        fix = "set prepare.<dataset>.max_speed in the track's own unit (150 for cm, 1.5 for m)"
+        raise Refusal("the track", found, "fewer than a tenth above max_speed", fix)
+    jumps = find_jumps(stamps, path, max_speed, max_gap)
+    stamps, path = stamps[~jumps], path[~jumps]
+    reasons = {"lost": int(lost.sum()), "jump": int(jumps.sum()), "repeated": repeated}
     if len(stamps) < 2:
         return np.full((len(at), xy.shape[1]), np.nan), np.full(len(at), np.nan), reasons
     right = np.clip(np.searchsorted(stamps, at), 1, len(stamps) - 1)
     known = (at >= stamps[0]) & (at <= stamps[-1]) & (stamps[right] - stamps[right - 1] <= max_gap)
     place = np.column_stack([np.interp(at, stamps, path[:, axis]) for axis in range(xy.shape[1])])
-    speed = np.interp(at, stamps, _speed(stamps, path))
+    speed = np.interp(at, stamps, _speed(stamps, path, max_gap))
     place[~known], speed[~known] = np.nan, np.nan
     return place, speed, reasons
 
 
-def _speed(t: np.ndarray, path: np.ndarray) -> np.ndarray:
-    """Give the speed of a smoothed path (sigma 0.25 s)."""
+def find_jumps(t: np.ndarray, path: np.ndarray, max_speed: float, max_gap: float) -> np.ndarray:
+    """Mark excursions: frames that are reached and left too fast, within the longest gap.
+
+    A frame is held against the last good one. After the longest gap without a good frame the
+    track goes on from where it is, so that a fast run does not blank all that follows.
+
+    Returns
+    -------
+    (P,) bool array
+    """
+    jump = np.zeros(len(t), bool)
+    if len(t) < 3:
+        return jump
+    step = np.linalg.norm(np.diff(path, axis=0), axis=1) > max_speed * np.diff(t)
+    if not step.any():
+        return jump
+    # The first frame is wrong when it is left too fast and the next ones agree with each other.
+    jump[0] = bool(step[0] and not step[1])
+    last = int(jump[0])
+    for frame in range(last + 1, len(t)):
+        if t[frame] - t[last] > max_gap and frame - last > 1:
+            jump[last + 1 : frame] = False
+            last = frame
+        elif not step[frame - 1] and last == frame - 1:
+            last = frame
+        elif np.linalg.norm(path[frame] - path[last]) > max_speed * (t[frame] - t[last]):
+            jump[frame] = True
+        else:
+            last = frame
+    return jump
+
+
+def _speed(t: np.ndarray, path: np.ndarray, max_gap: float) -> np.ndarray:
+    """Give the speed of a smoothed path (sigma 0.25 s), each stretch between long gaps alone."""
     from scipy.ndimage import gaussian_filter1d
 
-    sigma = SMOOTH_S / float(np.median(np.diff(t)))
-    smooth = gaussian_filter1d(path, sigma, axis=0)
-    return np.linalg.norm(np.gradient(smooth, t, axis=0), axis=1)
+    sigma, speed = SMOOTH_S / float(np.median(np.diff(t))), np.zeros(len(t))
+    breaks = np.flatnonzero(np.diff(t) > max_gap) + 1
+    for part in np.split(np.arange(len(t)), breaks):
+        if len(part) > 1:
+            smooth = gaussian_filter1d(path[part], sigma, axis=0)
+            speed[part] = np.linalg.norm(np.gradient(smooth, t[part], axis=0), axis=1)
+    return speed
 
 
 def exposure_of(starts: np.ndarray, width: float, recorded: np.ndarray | None) -> np.ndarray:
     """Give the share of each bin that lies inside recorded intervals."""
     if recorded is None:
         return np.ones(len(starts))
-    share = np.zeros(len(starts))
-    for low, high in recorded:
-        share += np.clip(np.minimum(starts + width, high) - np.maximum(starts, low), 0, None)
+    share, end = np.zeros(len(starts)), -np.inf
+    for low, high in sorted(map(tuple, recorded)):
+        # Intervals may overlap; what was counted is not counted again.
+        low, end = max(low, end), max(high, end)
+        share += np.clip(
+            np.minimum(starts + width, max(high, low)) - np.maximum(starts, low), 0, None
+        )
     return np.clip(share / width, 0, 1)
 
 
@@ -262,7 +302,7 @@ def prepare_placecells(
     centre = starts + width / 2
     xy = session.position if session.position.size else np.empty((0, 2))
     place, speed, lost = clean_position(
-        session.position_t, xy, centre, settings["max_gap_s"], settings["max_speed"]
+        session.position_t, xy, centre, settings["max_gap_s"], _largest_speed(session, settings)
     )
     labels = np.array([label for _, _, label in epochs])
     trial = trial_of(centre, session.trials)
@@ -288,11 +328,31 @@ def prepare_placecells(
     rows += [
         ("bins", "read", len(activity), f"{len(epochs)} epochs, {rest:.3f} s in rests"),
         ("bins", "kept", int(used.sum()), ""),
-        ("bins", "dropped", int((~used).sum()), "not recorded for half of the bin"),
+        ("bins", "dropped", int((~used).sum()), UNRECORDED),
         *_frames_of(session, lost),
         *(("warning", "told", 1, text) for text in session.warnings),
     ]
     return arrays, _report(rows)
+
+
+def _largest_speed(session: Session, settings: dict[str, Any]) -> float:
+    """Give the fastest an animal moves in the track's unit: of the setting, or 1.5 m/s.
+
+    Raises
+    ------
+    Refusal
+        When neither the setting nor the unit tells.
+    """
+    if settings["max_speed"] is not None or not session.position.size:
+        return settings["max_speed"] or np.inf
+    unit = session.position_unit.strip().lower()
+    factor = next((f for names, f in UNITS_PER_METRE if unit in names), None)
+    if factor is None:
+        where = "the track"
+        found = f"places in {session.position_unit or 'a unit that is not told'!r}"
+        fix = "set prepare.<dataset>.max_speed, the fastest the animal moves per second, or the "
+        raise Refusal(where, found, "m, cm, mm, or max_speed", f"{fix}unit (position_unit)")
+    return FASTEST_M_S * factor
 
 
 def _binned_spikes(session: Session, epochs, settings):
@@ -306,12 +366,22 @@ def _binned_spikes(session: Session, epochs, settings):
     rest = "outside of epochs or in a rest shorter than a bin"
     rows = [
         ("spikes", "read", total, f"{session.format} {session.version}".strip()),
-        ("spikes", "kept", int(counts[:, kept].sum()), ""),
+        ("spikes", "kept", int(counts[used][:, kept].sum()), ""),
         ("spikes", "dropped", int(outside.sum()), rest),
         ("spikes", "dropped", int(counts[:, ~kept].sum()), "of dropped units"),
+        (
+            "spikes",
+            "dropped",
+            int(counts[~used][:, kept].sum()),
+            "not recorded for half of the bin",
+        ),
         ("units", "read", len(kept), ""),
         ("units", "kept", int(kept.sum()), ""),
         *units,
+        *(
+            ("warning", "told", 1, f"unit {name} is dropped")
+            for name in np.array(session.units)[~kept]
+        ),
     ]
     return counts, starts, epoch, used, exposure, kept, rows
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from popflow.inputs.expression import check_names
 from popflow.inputs.matrices import check_pointers
 from popflow.runtime.refusal import Refusal
 
@@ -68,11 +69,19 @@ class Rows:
 
 
 def rows_of(adata: "anndata.AnnData") -> Rows:
-    """Choose the rawest values of an object: counts layer, then raw, then X."""
+    """Choose the rawest values of an object: counts layer, then raw, then X.
+
+    Names of genes in raw are checked as those of X were when the file was read.
+    """
+    import anndata
+
     if "counts" in adata.layers:
         values, names, part = adata.layers["counts"], adata.var_names, "layers['counts']"
     elif adata.raw is not None:
-        values, names, part = adata.raw.X, adata.raw.var_names, "raw.X"
+        values, part = adata.raw.X, "raw.X"
+        head = anndata.AnnData(obs=adata.obs, var=adata.raw.var)
+        head.uns["source"] = adata.uns.get("source", "")
+        names = check_names(head, Path(head.uns["source"] or "raw"), "error").var_names
     else:
         values, names, part = adata.X, adata.var_names, "X"
     matrix = values.tocsr() if hasattr(values, "tocsr") else np.asarray(values)
