@@ -9,12 +9,12 @@ import pandas as pd
 from popflow.evaluate.metrics import auroc
 from popflow.evaluate.statistics import circular_shift_null, false_discovery, p_value
 from popflow.models.infinite_gpfa import InfiniteGPFA
-from popflow.models.infinite_gpfa.session import activity_of, hold_out_of
+from popflow.models.infinite_gpfa.session import activity_of, hold_out_of, scored_of
 
 log = logging.getLogger(__name__)
 
 EM_TOLERANCE = 1e-5
-IMPUTATIONS = 2
+IMPUTATIONS, ELEPHANT_IMPUTATIONS = 10, 2
 SMALLEST_RATE = 1e-3
 
 
@@ -49,10 +49,8 @@ def evaluate_placecells(
         if len(table):
             associations.append(table.assign(variant=variant, seed=seed))
     for seed in sorted({seed for _, seed, _ in fits}):
-        held = hold_out_of(session, seed)
-        rows += _scores("mean rate", "", seed, session, held, constant_terms(session, seed))
-        terms = elephant_terms(session, seed, settings)
-        rows += _scores("elephant_gpfa", "", seed, session, held, terms)
+        for name, terms in peer_terms(session, seed, settings).items():
+            rows += _scores(name, "", seed, session, terms)
     table = pd.DataFrame(rows)
     table.insert(0, "dataset", dataset)
     empty = pd.DataFrame(columns=["factor", "label", "auc", "p", "fdr", "variant", "seed"])
@@ -68,10 +66,10 @@ def _score_fit(
 ) -> tuple[list[dict[str, Any]], pd.DataFrame]:
     """Score one fit; give its rows, and its association with the phases when it has masks."""
     method, bins = "infinite_gpfa", len(session["t"])
-    held = hold_out_of(session, seed)
+    held = scored_of(session, seed)
     activity = activity_of(session, seed)
     terms = model.log_predictive(activity, held, session["exposure"], settings["draws"])
-    rows = _scores(method, variant, seed, session, held, terms)
+    rows = _scores(method, variant, seed, session, terms)
     count = model.n_effective_
     rows.append(_row(method, variant, seed, "factors", "effective number", count, bins))
     if not model.settings["masks"]:
@@ -99,8 +97,9 @@ def _row(method, variant, seed, task, metric, value, n) -> dict[str, Any]:
     }
 
 
-def _scores(method, variant, seed, session, held, terms) -> list[dict[str, Any]]:
+def _scores(method, variant, seed, session, terms) -> list[dict[str, Any]]:
     """Turn log-likelihoods of held-out entries into nats per entry, and bits per spike."""
+    held = scored_of(session, seed)
     task, n = "held-out entries", held.sum()
     rows = [_row(method, variant, seed, task, "log-likelihood per entry", terms.mean(), n)]
     if session["kind"] == "spikes":
@@ -118,12 +117,13 @@ def mean_rates(session: dict[str, np.ndarray], held: np.ndarray) -> np.ndarray:
 
 
 def constant_terms(session: dict[str, np.ndarray], seed: int) -> np.ndarray:
-    """Give log-likelihoods of held-out entries under each unit's mean rate, or mean and sd."""
-    held, activity = hold_out_of(session, seed), activity_of(session, seed)
+    """Give log-likelihoods of the scored entries under each unit's mean rate, or mean and sd."""
+    activity, scored = activity_of(session, seed), scored_of(session, seed)
     if session["kind"] == "traces":
-        return _normal_terms(activity, np.zeros(activity.shape), np.ones(activity.shape), held)
-    rate = mean_rates(session, held) * session["bin_s"] * session["exposure"][:, None]
-    return _poisson_terms(activity[held], rate[held])
+        return _normal_terms(activity, np.zeros(activity.shape), np.ones(activity.shape), scored)
+    rate = mean_rates(session, hold_out_of(session, seed)) * session["bin_s"]
+    rate = rate * session["exposure"][:, None]
+    return _poisson_terms(activity[scored], rate[scored])
 
 
 def _poisson_terms(counts: np.ndarray, expected: np.ndarray) -> np.ndarray:
@@ -132,33 +132,85 @@ def _poisson_terms(counts: np.ndarray, expected: np.ndarray) -> np.ndarray:
     return poisson.logpmf(counts, np.maximum(expected, 1e-9))
 
 
-def _normal_terms(values, mean, variance, held) -> np.ndarray:
+def _normal_terms(values, mean, variance, scored) -> np.ndarray:
     from scipy.stats import norm
 
-    return norm.logpdf(values[held], mean[held], np.sqrt(np.maximum(variance[held], 1e-9)))
+    return norm.logpdf(values[scored], mean[scored], np.sqrt(np.maximum(variance[scored], 1e-9)))
 
 
-def elephant_terms(
+def peer_terms(
     session: dict[str, np.ndarray], seed: int, settings: dict[str, Any]
-) -> np.ndarray:
-    """Give log-likelihoods of held-out entries under Elephant's GPFA.
+) -> dict[str, np.ndarray]:
+    """Give log-likelihoods of the scored entries under every peer, by its name.
 
-    It is fitted to square roots of counts (to traces as they are), cut into pieces of equal length.
-    It knows no missing entries: they start at the unit's mean and are replaced by its own
-    prediction, twice. The predicted square root x with variance s² gives the rate x² + s² of a
-    Poisson count.
+    Elephant's GPFA, factor analysis and PCA are fitted to square roots of counts (to traces as they
+    are). They know no missing entries: these start at the unit's mean and are replaced by the
+    method's own prediction, a few times. A predicted square root x with variance s² gives the rate
+    x² + s² of a Poisson count.
     """
-    held, activity = hold_out_of(session, seed), activity_of(session, seed).astype(float)
-    spikes, length = session["kind"] == "spikes", int(settings["peer_trial_s"] / session["bin_s"])
+    activity, scored = activity_of(session, seed).astype(float), scored_of(session, seed)
+    held = hold_out_of(session, seed) | ~session["used"][:, None]
+    spikes = session["kind"] == "spikes"
     root = np.sqrt(activity) if spikes else activity
-    mean = np.array([root[~held[:, n], n].mean() for n in range(root.shape[1])])
-    filled = np.where(held, mean, root)
-    for _ in range(IMPUTATIONS):
-        predicted, variance = _elephant(filled, length, session["bin_s"], settings)
-        filled = np.where(held, np.maximum(predicted, 0.0) if spikes else predicted, root)
-    if not spikes:
-        return _normal_terms(activity, predicted, variance, held)
-    return _poisson_terms(activity[held], (predicted**2 + variance)[held])
+    found = {"mean rate": constant_terms(session, seed)}
+    for name, (predict, rounds) in _peers(session, settings).items():
+        predicted, variance = impute(root, held, predict, rounds, spikes)
+        if spikes:
+            found[name] = _poisson_terms(activity[scored], (predicted**2 + variance)[scored])
+        else:
+            found[name] = _normal_terms(activity, predicted, variance, scored)
+    return found
+
+
+def impute(
+    values: np.ndarray, held: np.ndarray, predict: Any, rounds: int, positive: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Fit a method that knows no missing entries, filling them with its own prediction.
+
+    Parameters
+    ----------
+    values : (T, N) array
+    held : (T, N) bool array
+        Entries that are not looked at.
+    predict : callable
+        Of a full array; gives mean and variance of every entry.
+    rounds : int
+    positive : bool
+        Whether predictions are cut at 0.
+    """
+    seen = np.where(held, np.nan, values)
+    filled = np.where(held, np.nan_to_num(np.nanmean(seen, 0)), values)
+    for _ in range(rounds):
+        predicted, variance = predict(filled)
+        predicted = np.maximum(predicted, 0.0) if positive else predicted
+        filled = np.where(held, predicted, values)
+    return predicted, variance
+
+
+def _peers(session: dict[str, np.ndarray], settings: dict[str, Any]) -> dict[str, tuple[Any, int]]:
+    """Give every peer's way to predict, and how often it is fitted."""
+    factors = min(settings["peer_factors"], session["counts"].shape[1] - 1)
+    length = max(2, int(settings["peer_trial_s"] / session["bin_s"]))
+    peers: dict[str, tuple[Any, int]] = {}
+    if factors > 0:
+        peers["PCA"] = (lambda x: _linear(x, factors, "pca"), IMPUTATIONS)
+        peers["factor analysis"] = (lambda x: _linear(x, factors, "fa"), IMPUTATIONS)
+    if settings["elephant"]:
+        peers["elephant_gpfa"] = (
+            lambda x: _elephant(x, length, session["bin_s"], settings),
+            ELEPHANT_IMPUTATIONS,
+        )
+    return peers
+
+
+def _linear(x: np.ndarray, factors: int, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    """Predict every entry from the others of its bin by PCA or factor analysis."""
+    from sklearn.decomposition import PCA, FactorAnalysis
+
+    model = PCA(factors) if kind == "pca" else FactorAnalysis(factors, max_iter=200)
+    latent = model.fit_transform(x)
+    predicted = latent @ model.components_ + x.mean(0)
+    return predicted, np.broadcast_to(((x - predicted) ** 2).mean(0), x.shape)
 
 
 def _elephant(

@@ -13,6 +13,7 @@ from popflow.models.infinite_gpfa import InfiniteGPFA
 NAMES = {
     "infinite_gpfa": "infinite GPFA",
     "infinite_gpfa no_mask": "same, without masks",
+    "infinite_gpfa ard": "same, ARD instead of masks",
     "elephant_gpfa": "GPFA (Elephant)",
     "mean rate": "mean rate",
 }

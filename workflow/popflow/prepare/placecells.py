@@ -307,6 +307,11 @@ def prepare_placecells(
     labels = np.array([label for _, _, label in epochs])
     trial = trial_of(centre, session.trials)
     trial_labels = np.array([label for _, _, label in session.trials] + [""])
+    held_out, scored = hold_outs(used, int(kept.sum()), epoch, trial, settings)
+    if not scored.any((1, 2)).all():
+        found = f"stretches of {settings['block_s']:g} s with gaps of {settings['gap_s']:g} s"
+        fix = "lengthen block_s, shorten gap_s, or raise held_out"
+        raise Refusal("hold-out masks", found, "entries left to score", fix)
     arrays = {
         "counts": activity[:, kept],
         "t": centre,
@@ -317,7 +322,8 @@ def prepare_placecells(
         "exposure": exposure,
         "position": place,
         "speed": speed,
-        "held_out": _hold_outs(activity[:, kept].shape, used, settings),
+        "held_out": held_out,
+        "scored": scored,
         "used": used,
         "unit": np.char.encode(np.array(session.units)[kept], "utf-8"),
         "bin_s": np.array(width),
@@ -462,13 +468,62 @@ def _choose_units(counts, seconds, settings):
     return kept, rows
 
 
-def _hold_outs(shape: tuple[int, int], used: np.ndarray, settings: dict[str, Any]) -> np.ndarray:
-    """Draw the speckled hold-out masks, (K, T, N) bool."""
-    masks = np.empty((settings["hold_outs"], *shape), bool)
+def hold_outs(
+    used: np.ndarray, units: int, epoch: np.ndarray, trial: np.ndarray, settings: dict[str, Any]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw the hold-out masks.
+
+    ``speckled`` holds out entries at random. ``blocks`` holds out stretches of `block_s`, each of
+    its own half of the units. ``co_smoothing`` holds out a quarter of the units in a share of the
+    trials (or of the stretches, where there are no trials). Within `gap_s` of the ends of a
+    stretch entries are withheld but not scored, since smooth factors would carry them over.
+
+    Parameters
+    ----------
+    used : (T,) bool array
+    units : int
+    epoch, trial : (T,) int array
+        Trial -1 is none.
+    settings : dict
+
+    Returns
+    -------
+    held_out, scored : (K, T, N) bool array
+        What a fit does not see, and the part of it that is scored.
+    """
+    bins = len(used)
+    held = np.zeros((settings["hold_outs"], bins, units), bool)
+    scored = held.copy()
     for number in range(settings["hold_outs"]):
-        masks[number] = generator(number, "hold out").random(shape) < settings["held_out"]
-        masks[number][~used] = False
-    return masks
+        draw = generator(number, "hold out")
+        if settings["scheme"] == "speckled":
+            held[number] = draw.random((bins, units)) < settings["held_out"]
+            scored[number] = held[number]
+        else:
+            _hold_stretches(held[number], scored[number], epoch, trial, draw, settings)
+    held[:, ~used], scored[:, ~used] = False, False
+    return held, scored
+
+
+def _hold_stretches(held, scored, epoch, trial, draw, settings) -> None:
+    """Hold out some units over stretches of time, in place."""
+    bins, units = held.shape
+    length = max(1, round(settings["block_s"] / settings["bin_s"]))
+    gap = round(settings["gap_s"] / settings["bin_s"])
+    smoothing = settings["scheme"] == "co_smoothing"
+    stretch = epoch * bins + np.arange(bins) // length
+    if smoothing and (trial >= 0).any():
+        stretch = trial
+    names = np.unique(stretch[stretch >= 0]) if smoothing else np.unique(stretch)
+    share = 0.25 if smoothing else 0.5
+    count = max(1, round(min(settings["held_out"] / share, 1.0) * len(names)))
+    same = draw.permutation(units)[: max(1, round(share * units))]
+    for name in draw.permutation(names)[:count]:
+        rows = np.flatnonzero(stretch == name)
+        chosen = same if smoothing else draw.permutation(units)[: max(1, round(share * units))]
+        held[np.ix_(rows, chosen)] = True
+        inner = rows[gap : len(rows) - gap] if len(rows) > 2 * gap else rows[:0]
+        scored[np.ix_(inner, chosen)] = True
 
 
 def _report(rows: list[tuple[str, str, int, str]]) -> "pd.DataFrame":
@@ -487,8 +542,8 @@ def write_session(arrays: dict[str, np.ndarray], path: str | Path) -> None:
     """Write session.h5.
 
     Holds counts (T, N), t (T,) bin centres in seconds, epoch, label, trial (-1 outside of trials),
-    trial_label, exposure, position, speed, held_out (K, T, N), used (T,), unit (N,), bin_s,
-    position_unit, and kind: under ``traces`` counts are means of the signal, in its own unit.
+    trial_label, exposure, position, speed, held_out and scored (K, T, N), used (T,), unit (N,),
+    bin_s, position_unit, and kind: under ``traces`` counts are means of the signal, in its unit.
     """
     import h5py
 

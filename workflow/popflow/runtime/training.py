@@ -165,7 +165,7 @@ def train(
     fabric = Fabric(accelerator=device, devices=1, precision=precision)
     run, store = _Run(task), Checkpoints(checkpoints) if checkpoints else None
     stepper, task.optimizer = fabric.setup(_Step(task), task.optimizer)
-    with store.lock() if store else nullcontext(), _terminate_gently() as terminated:
+    with store.lock() if store else nullcontext(), terminate_gently() as terminated:
         if store and (state := store.latest()):
             run.restore(state)
             log.info("%s: goes on from step %d", title, run.step)
@@ -237,7 +237,7 @@ def _close_epoch(run: _Run, rate: float) -> None:
 
 
 @contextmanager
-def _terminate_gently() -> Iterator[threading.Event]:
+def terminate_gently() -> Iterator[threading.Event]:
     """Turn SIGTERM into an event, so that a step is finished and saved before the end."""
     told = threading.Event()
     if threading.current_thread() is not threading.main_thread():

@@ -10,6 +10,14 @@ import numpy as np
 #: Units that one thread handles together: a cache line of doubles.
 BLOCK = 8
 LOOSE = {"contract", "reassoc"}
+#: Entries below which waking a second thread takes longer than it saves.
+LEAST_PARALLEL = 500_000
+
+
+def use_threads(entries: int, threads: int) -> None:
+    """Let the loops use as many threads as torch may, and one for a small array."""
+    allowed = threads if entries >= LEAST_PARALLEL else 1
+    numba.set_num_threads(max(1, min(allowed, numba.config.NUMBA_NUM_THREADS)))
 
 
 @numba.njit(parallel=True, cache=True, fastmath=LOOSE)

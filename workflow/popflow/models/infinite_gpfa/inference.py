@@ -91,11 +91,11 @@ class Ascent:
         # Masks of bins without any observation follow their prior and must not teach it.
         self.seen = likelihood.observed.any(1)
 
-    def start(self, seed: int) -> State:
-        """Start from the leading directions of smoothed, transformed data, rotated by the seed."""
+    def start(self, seed: int, restart: int = 0) -> State:
+        """Start from the leading directions of smoothed, transformed data; see `start`."""
         s, t = self.settings, len(self.seen)
         d = s["n_factors"]
-        loadings, offset = initial_loadings(self.likelihood, s["likelihood"], d, seed)
+        loadings, offset = initial_loadings(self.likelihood, s["likelihood"], d, seed, restart)
         low, high = 5 * self.bin_width, max(10 * self.bin_width, t * self.bin_width / 20)
         scales = torch.logspace(*np.log10([low, high]), d, dtype=torch.float64)
         if s["lengthscale_s"]:

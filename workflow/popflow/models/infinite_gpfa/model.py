@@ -23,6 +23,7 @@ from popflow.runtime.checkpoints import Checkpoints
 from popflow.runtime.progress import Progress
 from popflow.runtime.refusal import Refusal
 from popflow.runtime.seeds import torch_generator
+from popflow.runtime.training import terminate_gently
 
 log = logging.getLogger(__name__)
 
@@ -149,8 +150,7 @@ class InfiniteGPFA:
         best, elbos = None, []
         for restart in range(self.settings["restarts"]):
             folder = Path(checkpoints) / f"restart-{restart}" if checkpoints else None
-            seed = self.seed * 1000 + restart
-            found = self._climb(ascent, seed, folder, f"{title}, start {restart + 1}")
+            found = self._climb(ascent, restart, folder, f"{title}, start {restart + 1}")
             elbos.append(found[0].trace[-1]["elbo"])
             if best is None or elbos[-1] > best[0].trace[-1]["elbo"]:
                 best = found
@@ -219,12 +219,12 @@ class InfiniteGPFA:
             share = np.clip(mean, 0.5 / count, 1 - 0.5 / count)
             self._constant = np.log(share / (1 - share))
 
-    def _climb(self, ascent: Ascent, seed: int, folder: Path | None, title: str):
+    def _climb(self, ascent: Ascent, restart: int, folder: Path | None, title: str):
         """Iterate to convergence from one start; go on from a checkpoint when there is one."""
         s = self.settings
-        state = ascent.start(seed)
+        state = ascent.start(self.seed * 1000 + restart, restart)
         store = Checkpoints(folder) if folder else None
-        with store.lock() if store else nullcontext():
+        with store.lock() if store else nullcontext(), terminate_gently() as terminated:
             moved = False
             if store and (saved := store.latest()):
                 moved = _restore(state, ascent, saved)
@@ -237,8 +237,11 @@ class InfiniteGPFA:
                     continue
                 elbo = ascent.iterate(state, len(state.trace))
                 progress.update(elbo=elbo)
-                if store and len(state.trace) % s["checkpoint_every"] == 0:
+                due = len(state.trace) % s["checkpoint_every"] == 0 or terminated.is_set()
+                if store and due:
                     store.save(len(state.trace), _saved(state, ascent, moved))
+                if terminated.is_set():
+                    raise SystemExit(143)
             if store:
                 store.save(len(state.trace), _saved(state, ascent, moved))
             progress.close()

@@ -53,6 +53,7 @@ class Poisson:
     def start(self, loadings: Tensor, offset: Tensor, tau: Tensor, m: Tensor, v: Tensor) -> None:
         """Compute the expected counts, (T, N); 0 where nothing is observed."""
         self.limit = min(LARGEST_LOG_RATE, LARGEST_LOG_PRODUCT / max(loadings.shape[1], 1))
+        counts.use_threads(self.y.numel(), torch.get_num_threads())
         if not hasattr(self, "rate"):
             self.rate = torch.empty(self.y.shape, dtype=torch.float64)
         moments = [x.T.contiguous() for x in (tau, m, v)]

@@ -15,6 +15,11 @@ def hold_out_of(session: dict[str, np.ndarray], seed: int) -> np.ndarray:
     return session["held_out"][seed % len(session["held_out"])]
 
 
+def scored_of(session: dict[str, np.ndarray], seed: int) -> np.ndarray:
+    """Give the held-out entries that are scored, (T, N) bool."""
+    return session["scored"][seed % len(session["scored"])]
+
+
 def activity_of(session: dict[str, np.ndarray], seed: int) -> np.ndarray:
     """Give what is fitted and scored, (T, N): counts, or traces in standard deviations.
 

@@ -10,11 +10,14 @@ from torch import Tensor
 
 from popflow.runtime.seeds import generator
 
-BLOCK_BINS = (10, 25, 50)
+#: Lengths of block of the first start, the second, and so on.
+BLOCK_BINS = ((10, 25, 50), (5, 10), (50, 100, 200), (15, 30))
 LARGEST_SWEEPS, SMALLEST_SINE = 100, 1e-8
 
 
-def initial_loadings(likelihood: Any, kind: str, d: int, seed: int) -> tuple[Tensor, Tensor]:
+def initial_loadings(
+    likelihood: Any, kind: str, d: int, seed: int, restart: int = 0
+) -> tuple[Tensor, Tensor]:
     """Give loadings and offsets from the leading directions of smoothed data.
 
     Entries that are held out are replaced by the mean of the neuron's observed entries. Loadings
@@ -29,6 +32,8 @@ def initial_loadings(likelihood: Any, kind: str, d: int, seed: int) -> tuple[Ten
     d : int
         Number of factors.
     seed : int
+    restart : int
+        Starts differ by the time over which masks are expected to change.
 
     Returns
     -------
@@ -45,7 +50,8 @@ def initial_loadings(likelihood: Any, kind: str, d: int, seed: int) -> tuple[Ten
     scores = signal @ (directions / s)
     # The sign of a singular vector is free; the skew of its scores does not depend on the order.
     side = np.where((scores**3).sum(0) < 0, -1.0, 1.0)
-    rotation, directions = switching_rotation(scores * side), directions * side
+    rotation = switching_rotation(scores * side, BLOCK_BINS[restart % len(BLOCK_BINS)])
+    directions = directions * side
     loadings = np.zeros((units, d))
     loadings[:, :rank] = (directions * s) @ rotation
     for n in range(units):
@@ -76,17 +82,19 @@ def _signal(likelihood: Any, kind: str) -> tuple[np.ndarray, np.ndarray]:
     return signal, offset
 
 
-def switching_rotation(scores: np.ndarray) -> np.ndarray:
+def switching_rotation(scores: np.ndarray, lengths: tuple[int, ...] = BLOCK_BINS[0]) -> np.ndarray:
     """Rotate unit-variance scores so that each changes its power over time on its own.
 
     Any rotation of the leading directions fits as well before masks act, and coordinate ascent
     does not leave a wrong one. Factors that are switched on and off have covariances that are
     diagonal within every block of time only in their own axes, so the rotation diagonalises the
-    covariances of all blocks jointly (Pham & Cardoso 2001), at three lengths of block.
+    covariances of all blocks jointly (Pham & Cardoso 2001), at several lengths of block.
 
     Parameters
     ----------
     scores : (T, rank) array
+    lengths : tuple of int
+        Bins per block.
 
     Returns
     -------
@@ -95,7 +103,7 @@ def switching_rotation(scores: np.ndarray) -> np.ndarray:
     """
     scores = scores - scores.mean(0)
     covariances = []
-    for length in BLOCK_BINS:
+    for length in lengths:
         count = max(1, len(scores) // length)
         blocks = scores[: count * length].reshape(count, -1, scores.shape[1])
         covariances.append(np.einsum("kti,ktj->kij", blocks, blocks) / blocks.shape[1])
