@@ -3,10 +3,11 @@
 import gzip
 import json
 import os
+import pickle
 import shutil
 import tracemalloc
 import uuid
-from pathlib import Path
+from contextlib import suppress
 from unittest import mock
 
 import anndata
@@ -218,6 +219,78 @@ def minian(folder):
     return path
 
 
+def dacq(path, header, body, end=b"\r\ndata_end\r\n"):
+    """Write a file of Axona's DACQ: header, data_start, records, data_end."""
+    lines = {"trial_date": "Tuesday, 14 Dec 2010", "trial_time": "10:44:07"} | header
+    text = "".join(f"{key} {value}\r\n" for key, value in lines.items())
+    path.write_bytes(text.encode("latin-1") + b"data_start" + body + end)
+
+
+def tetrode(path, seconds, **header):
+    """Write the spikes of a tetrode: for each of four channels a time stamp and 50 samples."""
+    records = np.zeros((len(seconds), 4), [("time", ">u4"), ("samples", "i1", (50,))])
+    records["time"] = np.round(np.asarray(seconds) * 96_000)[:, None]
+    records["samples"] = np.random.default_rng(0).integers(-128, 128, records["samples"].shape)
+    told = {"duration": "20", "num_chans": "4", "timebase": "96000 hz", "bytes_per_timestamp": "4"}
+    told |= {"samples_per_spike": "50", "sample_rate": "48000 hz", "bytes_per_sample": "1"}
+    told |= {"spike_format": "t,ch1,t,ch2,t,ch3,t,ch4", "num_spikes": len(seconds)}
+    dacq(path, told | header, records.tobytes())
+
+
+def cut(path, labels):
+    """Write the clusters of a tetrode as Tint does, 25 to a line."""
+    lines = ["n_clusters: 4", "n_channels: 4", "n_params: 2", "times_used_in_Vt:    0    0    0"]
+    lines += [" cluster: 0 center:   0   0   0   0", "", f"Exact_cut_for: x spikes: {len(labels)}"]
+    rows = [labels[start : start + 25] for start in range(0, len(labels), 25)]
+    lines += ["".join(f"{label:3d}" for label in row) for row in rows]
+    path.write_text("\r\n".join(lines) + "\r\n")
+
+
+def pos(path, words, **header):
+    """Write a track: a frame counter and eight words per frame."""
+    records = np.zeros(len(words), [("frame", ">u4"), ("words", ">i2", (8,))])
+    records["frame"], records["words"] = np.arange(len(words)), words
+    told = {"num_colours": "4", "timebase": "50 hz", "bytes_per_timestamp": "4"}
+    told |= {"sample_rate": "50.0 hz", "pos_format": "t,x1,y1,x2,y2,numpix1,numpix2"}
+    told |= {"bytes_per_coord": "2", "pixels_per_metre": "400", "num_pos_samples": len(words)}
+    dacq(path, told | header, records.tobytes())
+
+
+def axona(folder):
+    """Write a session of two tetrodes, one of them cut; its name has a dot."""
+    times, units = spikes()
+    path = folder / "r1.d2.set"
+    lines = ["trial_date Tuesday, 14 Dec 2010", "trial_time 10:44:07", "sw_version 1.2.2.14"]
+    path.write_text("\r\n".join([*lines, "rawRate 48000", "pretrigSamps 10", "end 0"]) + "\r\n")
+    tetrode(folder / "r1.d2.1", times)
+    cut(folder / "r1.d2_1.cut", units)
+    tetrode(folder / "r1.d2.3", times[:20])
+    words = np.random.default_rng(0).integers(0, 600, (1000, 8))
+    pos(folder / "r1.d2.pos", words)
+    return path
+
+
+COLUMNS = [("net", part, kind) for part in ("ear", "tail") for kind in ("x", "y", "likelihood")]
+
+
+def pandas_table(path, values, names=COLUMNS, **attributes):
+    """Write what pandas writes for format="table", attributes pickled by PyTables."""
+    fields = [("index", "<i8"), ("values_block_0", "<f8", (values.shape[1],))]
+    records = np.zeros(len(values), fields)
+    records["index"], records["values_block_0"] = np.arange(len(values)), values
+    told = {"values_block_0_kind": np.bytes_(pickle.dumps(list(names), 0))} | attributes
+    with h5py.File(path, "w") as file:
+        file.create_group("df_with_missing").attrs["pandas_type"] = np.bytes_("frame_table")
+        data = file.create_dataset("df_with_missing/table", data=records, chunks=(len(values),))
+        data.attrs.update(told)
+
+
+def deeplabcut_h5(folder):
+    values = np.random.default_rng(0).random((40, 6)) * 0.05 + 0.94
+    pandas_table(folder / "track.h5", values)
+    return folder / "track.h5"
+
+
 FILES = {
     "fcs": fcs,
     "h5ad": h5ad,
@@ -232,10 +305,18 @@ FILES = {
     "mat": mat,
     "spike table": spike_table,
     "traces": traces,
+    "axona": axona,
+    "deeplabcut": deeplabcut_h5,
+}
+#: Files that are read beside the one that is named.
+BESIDE = {
+    "axona spikes": (axona, "r1.d2.1"),
+    "axona clusters": (axona, "r1.d2_1.cut"),
+    "axona track": (axona, "r1.d2.pos"),
 }
 FOLDERS = {"10x folder": mtx, "phy": phy, "neurosuite": neurosuite, "minian": minian}
-#: A table that ends early is a shorter table.
-BINARY = sorted(set(FILES) - {"table", "spike table", "traces", "brainvision"})
+#: A table that ends early is a shorter table, and so is the list of settings of Axona.
+BINARY = sorted(set(FILES) - {"table", "spike table", "traces", "brainvision", "axona"})
 
 
 LARGEST_ALLOCATION = 32 * 2**20
@@ -296,6 +377,17 @@ def test_a_file_that_is_cut_off_is_refused(kind, share, tmp_path):
         describe(path)
 
 
+@pytest.mark.parametrize("share", [0, 0.1, 0.5, 0.9, 0.99])
+@pytest.mark.parametrize("kind", BESIDE)
+def test_a_file_beside_it_that_is_cut_off_is_refused(kind, share, tmp_path):
+    write, name = BESIDE[kind]
+    path = write(tmp_path)
+    data = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(data[: int(len(data) * share)])
+    with pytest.raises(Refusal, match=name):
+        describe(path)
+
+
 @pytest.mark.parametrize("kind", FILES)
 def test_text_under_another_name_is_refused(kind, tmp_path):
     path = FILES[kind](tmp_path)
@@ -323,11 +415,13 @@ def test_pickled_objects_are_not_loaded(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", sorted(FILES))
+@pytest.mark.parametrize("kind", [*sorted(FILES), *BESIDE])
 def test_changed_bytes_give_a_description_or_a_refusal(kind, tmp_path_factory):
     folder = tmp_path_factory.mktemp("fuzz")
-    path = FILES[kind](folder)
-    data = path.read_bytes()
+    write, beside = BESIDE[kind] if kind in BESIDE else (FILES[kind], None)
+    path = write(folder)
+    target = folder / beside if beside else path
+    data = target.read_bytes()
     reach = min(len(data), 4096)
 
     @settings(
@@ -337,21 +431,24 @@ def test_changed_bytes_give_a_description_or_a_refusal(kind, tmp_path_factory):
         st.lists(st.tuples(st.integers(0, reach - 1), st.integers(0, 255)), max_size=8),
         st.integers(0, 200),
     )
-    def hold(changes, cut):
+    def hold(changes, shorter):
         changed = bytearray(data)
         for place, value in changes:
             changed[place] = value
-        path.write_bytes(bytes(changed[: len(changed) - cut]))
+        target.write_bytes(bytes(changed[: len(changed) - shorter]))
         tracemalloc.reset_peak()
         before = tracemalloc.get_traced_memory()[0]
         try:
             assert describe(path).shape
         except Refusal as refusal:
-            assert str(Path(path).name) in str(refusal)
+            assert path.stem in str(refusal) and (beside or path.name in str(refusal))
         # Headers are not believed: a size that they declare is held against the file first.
         assert tracemalloc.get_traced_memory()[1] - before < LARGEST_ALLOCATION + 4 * len(data)
 
     describe(path)  # the modules that it needs are not counted
+    target.write_bytes(b"?" + data[1:])
+    with suppress(Refusal):
+        describe(path)  # nor are those of another format of the same suffix
     tracemalloc.start()
     try:
         hold()

@@ -25,6 +25,8 @@ class Format:
         Lower case; a compressed file counts by the suffix before .gz.
     magic : tuple of bytes
         First bytes of files that have other names.
+    told_by : str
+        ``module:function`` that tells this format by its content from others of the same suffix.
     describe : str
         ``module:function`` in `popflow.inputs`; called with the path, gives a `Description`.
     versions, reads, refuses, tested : str
@@ -44,6 +46,7 @@ class Format:
     tested: str
     options: tuple[str, ...] = ()
     magic: tuple[bytes, ...] = ()
+    told_by: str = ""
 
 
 FORMATS = (
@@ -239,6 +242,18 @@ FORMATS = (
     ),
     Format(
         "placecells",
+        "Axona",
+        (".set",),
+        "spikes:describe",
+        "DACQ: .set, .1 to .32, .cut or .clu.N, .pos",
+        "clusters of every tetrode, without noise (0 of a .cut, 1 of a .clu); the spot of .pos "
+        "that is seen in most frames, in cm where pixels_per_metre is told",
+        "no tetrode with clusters, clusters that do not fit, a file that is cut off",
+        "written in the test",
+        told_by="axona:is_axona",
+    ),
+    Format(
+        "placecells",
         "calcium traces",
         (".zarr", ".csv", ".tsv"),
         "spikes:describe",
@@ -258,6 +273,17 @@ FORMATS = (
         "no header",
         "a linear track",
     ),
+    Format(
+        "placecells",
+        "DeepLabCut tracking",
+        (".h5",),
+        "tables:describe_track",
+        "pandas, format table or fixed",
+        "body parts that are likely, averaged, as of the .csv; names without unpickling them",
+        "several animals, names that are not plain text, blosc",
+        "written in the test",
+        told_by="deeplabcut:is_pandas_file",
+    ),
 )
 
 
@@ -275,9 +301,14 @@ def format_of(path: Path, modality: str | None = None) -> Format:
         When no reader knows it.
     """
     name = path.name.lower().removesuffix(".gz")
-    for known in FORMATS:
-        if name.endswith(known.suffixes) and modality in (None, known.modality):
+    named = [form for form in FORMATS if name.endswith(form.suffixes)]
+    named = [form for form in named if modality in (None, form.modality)]
+    for known in named if path.is_file() else ():
+        if known.told_by and _reader(known.told_by)(path):
             return known
+    if named:
+        # A file that is not told by its content belongs to the format that needs no telling.
+        return min(named, key=lambda form: bool(form.told_by))
     for known in FORMATS if path.is_file() else ():
         if known.magic and _first_bytes(path).startswith(known.magic):
             return known
@@ -333,7 +364,7 @@ def describe(path: str | Path, **options: Any) -> Description:
     return _reader(form.describe)(path, **given)
 
 
-def _reader(name: str) -> Callable[..., Description]:
+def _reader(name: str) -> Callable[..., Any]:
     module, function = name.split(":")
     return getattr(import_module(f"popflow.inputs.{module}"), function)
 
@@ -367,7 +398,7 @@ def find_files(folder: str | Path, modality: str) -> list[Path]:
         known = ", ".join(sorted({form.modality for form in FORMATS}))
         raise Refusal("option --modality", f"found {modality!r}", f"one of {known}", "choose one")
     inside = sorted(p for p in Path(folder).rglob("*") if p.is_file())
-    files = [path for path in inside if suffix_of(path) in suffixes]
+    files = [path for path in inside if suffix_of(path) in suffixes and _is_of(path, modality)]
     if modality == "cytometry" and not files:
         # Tables of events look like any other table; they count where no FCS file is.
         files = [path for path in inside if suffix_of(path) in (".csv", ".tsv")]
@@ -375,3 +406,9 @@ def find_files(folder: str | Path, modality: str) -> list[Path]:
         found = f"no file that ends in {', '.join(sorted(suffixes))}"
         raise Refusal(f"folder {folder}", found, f"files of {modality}", "name another folder")
     return files
+
+
+def _is_of(path: Path, modality: str) -> bool:
+    """Tell by its content whether a file whose suffix several formats share is of a modality."""
+    shared = any(form.told_by and suffix_of(path) in form.suffixes for form in FORMATS)
+    return not shared or format_of(path).modality == modality

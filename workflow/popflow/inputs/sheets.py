@@ -5,6 +5,7 @@ Read with the csv module, since the Snakefile reads them at every start.
 
 import csv
 import difflib
+import glob
 import re
 from pathlib import Path
 from typing import Any
@@ -258,6 +259,8 @@ def files_of(row: dict[str, Any]) -> list[str]:
     inside = [path for path in source.rglob("*") if path.is_file()]
     places = positions_file(source) if row["modality"] == "expression" else None
     found = {source} if source.is_file() else set(inside)
+    if source.suffix.lower() == ".set":
+        found |= {path for path in _beside(source) if path.is_file()}
     return files + sorted(str(path) for path in found | ({places} if places else set()))
 
 
@@ -284,7 +287,10 @@ def beside_session(path: Path, unit: dict[str, str]) -> dict[str, str]:
 
 def _beside(path: Path) -> list[Path]:
     """List files that belong to a recording: of the same name, or sidecars of BIDS up the tree."""
-    companions = [file for file in path.parent.glob(f"{path.stem}.*")]
+    stem = glob.escape(path.stem)
+    companions = [file for file in path.parent.glob(f"{stem}.*")]
+    if path.suffix.lower() == ".set":
+        companions += path.parent.glob(f"{stem}_[0-9]*.cut")
     if "_ieeg" not in path.name:
         return companions
     folders = [path.parent, *path.parents[1:4]]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from popflow.inputs import sorted_units
+from popflow.inputs.axona import read_axona
 from popflow.inputs.calcium import Traces, is_minian, is_trace_table, read_traces
 from popflow.inputs.delimited import read_delimited
 from popflow.inputs.description import Description, whole_file
@@ -22,8 +23,8 @@ CLOCK_RATIO = 3.0
 LONGEST_TRACK = 50.0
 PLAUSIBLE_HZ = (1e-3, 1e3)
 ACCEPTED = (
-    "NWB, .npz, a phy or Neurosuite folder, .mat of CellExplorer or MatClust, a table of spikes "
-    "(unit, time), or calcium traces (Minian's zarr, a table of times and cells)"
+    "NWB, .npz, a phy or Neurosuite folder, .mat of CellExplorer or MatClust, .set of Axona, a "
+    "table of spikes (unit, time), or calcium traces (Minian's zarr, a table of times and cells)"
 )
 
 
@@ -85,7 +86,8 @@ def read_session(path: str | Path, row: dict[str, str] | None = None) -> Session
     path : path
         NWB; ``.npz`` with `spike_times` (seconds), `spike_units`, and optionally `position_t`,
         `position` and `epoch_start`, `epoch_stop`, `epoch_label`; what `sorted_units` reads (a phy
-        or Neurosuite folder, ``.mat`` of CellExplorer or MatClust, a table of spikes).
+        or Neurosuite folder, ``.mat`` of CellExplorer or MatClust, a table of spikes); ``.set`` of
+        Axona, with the files beside it.
     row : dict, optional
         Of the sheet: `rate_hz` where spikes are sample numbers and for frames without times;
         `position`, `epochs`, `times` and `position_times`, files beside `path`;
@@ -126,12 +128,22 @@ def _read(path: Path, row: dict[str, str]) -> Session:
         return _read_npz(path)
     if suffix == ".mat":
         return _of_units(sorted_units.read_mat(path, row), "MATLAB")
+    if suffix == ".set":
+        return _read_set(path, row)
     if suffix in (".csv", ".tsv"):
         if is_trace_table(_header(path)):
             return _of_traces(read_traces(path, row), "table of traces")
         return _of_units(sorted_units.read_spike_table(path, row), "table")
     found = f"an unknown kind of file ({path.suffix or 'no suffix'})"
     raise Refusal(f"file {path}", found, ACCEPTED, "convert it")
+
+
+def _read_set(path: Path, row: dict[str, str]) -> Session:
+    """Read a session of Axona; its own track only where the sheet names no other."""
+    held = read_axona(path, "position" not in row)
+    session = Session(held.spikes, held.t, held.xy, held.unit, warnings=held.notes)
+    session.format, session.version = "Axona", held.version
+    return session
 
 
 def _of_units(units: sorted_units.Units, kind: str) -> Session:

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import numpy as np
 
+from popflow.inputs import deeplabcut
 from popflow.inputs.calcium import LARGEST_DISORDER, TIMES, frame_times, rising
 from popflow.inputs.delimited import read_delimited, separator_of
 from popflow.inputs.description import whole_file
 from popflow.runtime.refusal import Refusal
 
-LEAST_LIKELIHOOD = 0.9
 ACCEPTED = (
-    "a table with the columns t, x, y; a DeepLabCut .csv; .npz with t and position; "
+    "a table with the columns t, x, y; a DeepLabCut .csv or .h5; .npz with t and position; "
     ".videoPositionTracking; .whl"
 )
 
@@ -44,7 +44,7 @@ def read_tracking(path: str | Path, row: dict[str, str]) -> Track:
     """
     path = Path(path)
     readers = {".csv": _table, ".tsv": _table, ".npz": _npz, ".whl": _whl}
-    readers[".videopositiontracking"] = _trodes
+    readers |= {".videopositiontracking": _trodes, ".h5": _deeplabcut}
     if not path.is_file():
         raise Refusal(f"file {path}", "no such file", ACCEPTED, "mend 'position' in the sheet")
     reader = readers.get(path.suffix.lower())
@@ -117,22 +117,8 @@ def _table(path: Path, row: dict[str, str]) -> Track:
 
 
 def _deeplabcut(path: Path, row: dict[str, str]) -> Track:
-    """Average the body parts that are likely in each frame."""
-    import pandas as pd
-
-    table = pd.read_csv(path, header=[0, 1, 2], index_col=0)
-    table.columns = table.columns.droplevel(0)
-    parts = [part for part, kind in table.columns if kind == "x"]
-    xy = np.stack([table[part][["x", "y"]].to_numpy(float) for part in parts])
-    for number, part in enumerate(parts):
-        if "likelihood" in table[part]:
-            xy[number][table[part]["likelihood"].to_numpy(float) < LEAST_LIKELIHOOD] = np.nan
-    seen = np.isfinite(xy)
-    sums, counts = np.where(seen, xy, 0).sum(0), seen.sum(0)
-    mean = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
-    lost = int((counts[:, 0] == 0).sum())
-    notes = [f"DeepLabCut: {len(parts)} body parts averaged, {lost} frames lost"]
-    return _frames(table.index.to_numpy(int), path, row), mean, notes
+    frames, xy, notes = deeplabcut.read_places(path)
+    return _frames(frames, path, row), xy, notes
 
 
 def _npz(path: Path, row: dict[str, str]) -> Track:
