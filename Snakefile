@@ -16,6 +16,7 @@ include: "rules/cytometry.smk"
 include: "rules/expression.smk"
 include: "rules/intracranial.smk"
 include: "rules/placecells.smk"
+include: "rules/experiments.smk"
 include: "rules/figures.smk"
 
 

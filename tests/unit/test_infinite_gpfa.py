@@ -9,10 +9,16 @@ from scipy import integrate, special, stats
 
 from popflow.inputs.config import preset
 from popflow.models.infinite_gpfa import InfiniteGPFA
-from popflow.models.infinite_gpfa.engines import DenseEngine, SparseEngine, cholesky, covariance
+from popflow.models.infinite_gpfa.engines import (
+    DenseEngine,
+    SparseEngine,
+    cholesky,
+    covariance,
+    make_engine,
+)
 from popflow.models.infinite_gpfa.inference import Ascent
 from popflow.models.infinite_gpfa.likelihoods import Gaussian
-from popflow.models.infinite_gpfa.masks import MaskPosterior, expected_active
+from popflow.models.infinite_gpfa.masks import MaskPosterior, StickPosterior, expected_active
 from popflow.models.infinite_gpfa.moments import (
     gated_variance,
     log_gated_exponential,
@@ -362,3 +368,168 @@ def test_gated_exponential_at_both_ends(tau):
         ]
     assert torch.isfinite(found).all()
     assert found.numpy() == pytest.approx(np.array(expected), rel=1e-9, abs=1e-12)
+
+
+def test_stick_bound_is_the_long_form_and_below_the_truth():
+    draw = np.random.default_rng(0)
+    a, b = draw.uniform(0.5, 4, 4), draw.uniform(0.5, 4, 4)
+    sticks = StickPosterior(torch.from_numpy(a), torch.from_numpy(b), 1.0)
+    on, off = (x.numpy() for x in sticks.expected_logs())
+    v = draw.beta(a, b, (400_000, 4))
+    pi = v.cumprod(1)
+    assert on == pytest.approx(np.log(pi).mean(0), abs=0.02)
+    sampled = np.log1p(-pi)
+    error = sampled.std(0) / np.sqrt(len(pi))
+    assert (off <= sampled.mean(0) + 4 * error).all() and (off > sampled.mean(0) - 1).all()
+    assert off[0] == pytest.approx(special.digamma(b[0]) - special.digamma(a[0] + b[0]))
+    both = special.digamma(a + b)
+    for d in range(4):
+        terms = [
+            special.digamma(b[i]) + special.digamma(a[:i]).sum() - both[: i + 1].sum()
+            for i in range(d + 1)
+        ]
+        weights = np.exp(terms - special.logsumexp(terms))
+        long = (weights * terms).sum() - (weights * np.log(weights)).sum()
+        assert off[d] == pytest.approx(long)
+
+
+def test_stick_updates_raise_the_bound():
+    tau = torch.from_numpy(np.random.default_rng(0).random((5, 60)))
+    sticks = StickPosterior(torch.ones(5).double(), torch.ones(5).double(), None)
+    values = []
+    for _ in range(15):
+        sticks.update(tau)
+        values.append(-sum(sticks.divergences(tau).values()))
+    assert (np.diff(values) >= -1e-9).all() and values[-1] > values[0]
+
+
+def test_prior_number_of_active_factors_of_broken_sticks():
+    assert expected_active(2.0, 10, "stick_breaking") == pytest.approx(1.965, abs=1e-3)
+
+
+def test_the_bound_never_falls_with_broken_sticks_or_learned_variances():
+    y, _ = switching()
+    for change in ({"mask_prior": "stick_breaking"}, {"ard": True, "masks": False}):
+        model = InfiniteGPFA(settings=settings(**change, iterations=20)).fit(y, 0.1)
+        elbo = np.array([row["elbo"] for row in model.elbo_trace_])
+        assert (np.diff(elbo) >= -1e-8 * np.abs(elbo[:-1])).all()
+
+
+def test_learned_variances_switch_surplus_factors_off():
+    y, _ = switching(bins=300, units=20, noise=0.4)
+    options = settings(likelihood="gaussian", n_factors=6, masks=False, ard=True, iterations=60)
+    model = InfiniteGPFA(settings=options).fit(y, 0.1)
+    assert np.linalg.norm(model.loadings_, axis=0)[3:].max() < 0.3
+    assert model.n_effective_ <= 3
+
+
+def test_without_masks_and_with_matched_parameters_it_is_gpfa():
+    """All factors on, fixed parameters: the exact posterior of linear Gaussian factors."""
+    y, _ = switching(bins=30, units=6, noise=0.4)
+    options = settings(
+        n_factors=1, likelihood="gaussian", masks=False, kernel="matern32", lengthscale_every=0
+    )
+    t = torch.arange(30, dtype=torch.float64) * 0.1
+    seen = torch.ones(30, 6, dtype=torch.float64)
+    gaussian = Gaussian(torch.from_numpy(y), seen, torch.ones(30).double())
+    ascent = Ascent(make_engine("statespace", [t], "matern32", 0, 1.0), gaussian, options, 0.1)
+    state = ascent.start(0)
+    state.lengthscales[:] = 0.7
+    ascent._update_factor(state, 0)
+    c, noise = state.loadings.numpy(), gaussian.noise.numpy()
+    k = covariance("matern32", t, t, 0.7).numpy()
+    joint = np.kron(k, c @ c.T) + np.kron(np.eye(30), np.diag(noise))
+    cross = np.kron(k, c.T)
+    gain = np.linalg.solve(joint, cross.T).T
+    mean = gain @ (y - state.offset.numpy()).ravel()
+    variance = np.diag(k - gain @ cross.T)
+    assert state.m[0].numpy() == pytest.approx(mean, abs=1e-6)
+    assert state.v[0].numpy() == pytest.approx(variance, abs=1e-6)
+
+
+def test_trials_and_their_order_and_the_origin_of_time_do_not_matter():
+    y, _ = switching()
+    options = settings(kernel="matern32", engine="statespace")
+    trials = [y[:60], y[60:100], y[100:]]
+    a = InfiniteGPFA(settings=options).fit(trials, 0.1)
+    times = [np.arange(len(part)) * 0.1 + 500.0 * (n + 1) for n, part in enumerate(trials)]
+    b = InfiniteGPFA(settings=options).fit(trials, 0.1, times=times)
+    assert a.elbo_trace_[-1]["elbo"] == pytest.approx(b.elbo_trace_[-1]["elbo"], rel=1e-9)
+
+
+def test_moves_end_above_where_they_started():
+    y, _ = switching(bins=200, units=15, noise=0.5, seed=4)
+    options = settings(likelihood="gaussian", n_factors=5, iterations=60)
+    still = InfiniteGPFA(settings=options | {"moves": False}).fit(y, 0.1)
+    moved = InfiniteGPFA(settings=options | {"moves": True}).fit(y, 0.1)
+    assert moved.elbo_trace_[-1]["elbo"] >= still.elbo_trace_[-1]["elbo"] - 1e-6
+    elbo = np.array([row["elbo"] for row in moved.elbo_trace_])
+    assert elbo[-1] == elbo.max()
+
+
+@pytest.mark.parametrize("kernel", ["matern12", "periodic", "rbf+matern32"])
+def test_every_kernel_can_be_fitted(kernel):
+    y, _ = switching(bins=80)
+    model = InfiniteGPFA(settings=settings(kernel=kernel, iterations=6)).fit(y, 0.1)
+    assert np.isfinite(model.gated_mean_).all()
+
+
+def test_odd_but_possible_counts_give_finite_results():
+    y, _ = switching(bins=60, units=4)
+    silent = np.column_stack([y, np.zeros(60, int), np.full(60, 3)])
+    model = InfiniteGPFA(settings=settings(n_factors=8, iterations=8)).fit(silent, 0.1)
+    assert model.excluded_.tolist() == [False] * 4 + [True, True]
+    assert (model.loadings_[4:] == 0).all() and np.exp(model.offset_[5]) == pytest.approx(30)
+    one = InfiniteGPFA(settings=settings(iterations=6)).fit(y[:, :1], 0.1)
+    for fit in (model, one):
+        for name in ("loadings_", "offset_", "gated_mean_", "mask_probability_"):
+            assert np.isfinite(getattr(fit, name)).all()
+    entries = np.ones(silent.shape, bool)
+    assert np.isfinite(model.log_predictive(silent, entries, draws=20)).all()
+
+
+@pytest.mark.parametrize(
+    "counts, change, message",
+    [
+        (np.ones((1, 3), int), {}, "one bin"),
+        (np.ones((50, 3), int), {}, "none of 3 units changes"),
+        (np.full((50, 3), 2), {"likelihood": "bernoulli"}, "0 or 1 in every bin"),
+        (np.eye(50), {"lengthscale_s": 0.01}, "below the bin"),
+        ([], {}, "no trial"),
+        ([np.ones((5, 2)), np.ones((5, 3))], {}, "equal numbers of units"),
+    ],
+)
+def test_counts_that_cannot_be_fitted_are_refused(counts, change, message):
+    with pytest.raises(Refusal, match=message):
+        InfiniteGPFA(settings=settings(**change)).fit(counts, 0.1)
+
+
+def test_coarse_inducing_points_and_used_up_factors_are_told(caplog):
+    y, _ = switching(bins=150)
+    InfiniteGPFA(settings=settings(inducing=4, engine="sparse", n_factors=2)).fit(y, 0.1)
+    assert "do not resolve a length-scale" in caplog.text
+    assert "all 2 factors are used" in caplog.text
+
+
+def test_a_fit_that_is_told_to_end_saves_and_goes_on(tmp_path, monkeypatch):
+    import os
+    import signal
+
+    y, _ = switching()
+    options = settings(checkpoint_every=100, iterations=10)
+    straight = InfiniteGPFA(settings=options).fit(y, 0.1)
+    iterate, calls = Ascent.iterate, []
+
+    def ended(self, state, iteration):
+        calls.append(iteration)
+        if len(calls) == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return iterate(self, state, iteration)
+
+    monkeypatch.setattr(Ascent, "iterate", ended)
+    with pytest.raises(SystemExit) as end:
+        InfiniteGPFA(settings=options).fit(y, 0.1, checkpoints=tmp_path)
+    assert end.value.code == 143
+    monkeypatch.setattr(Ascent, "iterate", iterate)
+    resumed = InfiniteGPFA(settings=options).fit(y, 0.1, checkpoints=tmp_path)
+    assert resumed.elbo_trace_ == straight.elbo_trace_

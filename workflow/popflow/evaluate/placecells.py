@@ -217,6 +217,27 @@ def _elephant(
     root: np.ndarray, length: int, bin_s: float, settings
 ) -> tuple[np.ndarray, np.ndarray]:
     """Fit Elephant's GPFA; give the predicted square roots and their variance, (T, N) each."""
+    factors = min(settings["peer_factors"], root.shape[1])
+    return fit_elephant(root, length, bin_s, factors, settings["peer_iterations"])
+
+
+def fit_elephant(
+    root: np.ndarray, length: int, bin_s: float, factors: int, iterations: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Fit Elephant's GPFA to pieces of a session, and predict every entry.
+
+    Parameters
+    ----------
+    root : (T, N) array
+    length : int
+        Bins per piece.
+    bin_s : float
+    factors, iterations : int
+
+    Returns
+    -------
+    predicted, variance : (T, N) array
+    """
     from elephant.gpfa import gpfa_core
 
     starts = [s for s in range(0, len(root), length) if len(root) - s >= 2]
@@ -226,10 +247,10 @@ def _elephant(
     ).view(np.recarray)
     parameters, _ = gpfa_core.fit(
         sequences,
-        x_dim=min(settings["peer_factors"], root.shape[1]),
+        x_dim=factors,
         bin_width=bin_s * 1000,
         em_tol=EM_TOLERANCE,
-        em_max_iters=settings["peer_iterations"],
+        em_max_iters=iterations,
         tau_init=5 * bin_s * 1000,
     )
     found, _ = gpfa_core.exact_inference_with_ll(sequences, parameters, get_ll=False)

@@ -254,3 +254,19 @@ def _stage(
             found, resolve, f"{stage}-{row['modality']}", blocks.get(dataset, {}), place
         )
     return resolved
+
+
+def read_experiments(path: Path) -> dict[str, Any]:
+    """Read the scenarios with known factors (config/experiments.yaml), with their defaults.
+
+    Raises
+    ------
+    Refusal, Refusals
+        For an unknown key or a value that is not accepted.
+    """
+    given = resolve("experiments", read_yaml(path), f"file {path}")
+    given["scenarios"] = {
+        name: resolve("experiments-infinite_gpfa", held or {}, f"file {path}, scenario {name}")
+        for name, held in given["scenarios"].items()
+    }
+    return given
