@@ -45,6 +45,8 @@ PAGES = {
         "preset-infinite_gpfa",
         "simulate-placecells",
         "evaluate-placecells",
+        "experiments",
+        "experiments-infinite_gpfa",
     ],
 }
 

@@ -315,3 +315,27 @@ def resolved_settings(wildcards):
 def figures_targets():
     """List what a whole run leaves beside its datasets."""
     return ["results/provenance.json", "results/benchmarks.tsv"]
+
+
+def experiments():
+    """Read config/experiments.yaml, of the working directory or else of the repository."""
+    own = Path("config/experiments.yaml")
+    file = own if own.is_file() else Path(workflow.basedir) / "config/experiments.yaml"
+    try:
+        return popflow_config.read_experiments(file)
+    except (Refusal, Refusals) as refusal:
+        raise WorkflowError(f"the experiments are refused.\n{refusal}") from None
+
+
+def scenario_settings(wildcards):
+    return experiments()["scenarios"][wildcards.scenario]
+
+
+def scenario_tables(wildcards):
+    """List the tables of all scenarios and seeds."""
+    chosen = experiments()
+    return expand(
+        "results/experiments/infinite_gpfa/{scenario}_{seed}.tsv",
+        scenario=chosen["scenarios"],
+        seed=chosen["seeds"],
+    )

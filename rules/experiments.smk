@@ -5,30 +5,6 @@ localrules:
     infinite_gpfa_experiments,
 
 
-def experiments():
-    """Read config/experiments.yaml, of the working directory or else of the repository."""
-    own = Path("config/experiments.yaml")
-    file = own if own.is_file() else Path(workflow.basedir) / "config/experiments.yaml"
-    try:
-        return popflow_config.read_experiments(file)
-    except (Refusal, Refusals) as refusal:
-        raise WorkflowError(f"the experiments are refused.\n{refusal}") from None
-
-
-def scenario_settings(wildcards):
-    return experiments()["scenarios"][wildcards.scenario]
-
-
-def scenario_tables(wildcards):
-    """List the tables of all scenarios and seeds."""
-    chosen = experiments()
-    return expand(
-        "results/experiments/infinite_gpfa/{scenario}_{seed}.tsv",
-        scenario=chosen["scenarios"],
-        seed=chosen["seeds"],
-    )
-
-
 rule infinite_gpfa_experiments:
     input:
         "results/experiments/infinite_gpfa.tsv",
@@ -54,7 +30,7 @@ rule run_scenario:
         scenario=scenario_settings,
         settings=lambda wildcards: experiments()["settings"],
         held_out=lambda wildcards: experiments()["held_out"],
-        code=code("evaluate.factors"),
+        code=code("evaluate.factors", "simulate.factors"),
     message:
         "Fit simulated factors: {wildcards.scenario}, seed {wildcards.seed}"
     script:

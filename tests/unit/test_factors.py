@@ -61,7 +61,7 @@ def test_matching_finds_permutation_and_sign_and_the_rest_scores_zero():
 def test_a_scenario_is_scored_and_drawn(tmp_path):
     held = scenario(bins=300, units=15, n_factors=[3], fits=["default", "no_mask"])
     common = {"inducing": 40, "iterations": 40}
-    table = run_scenario("switching", held, common, 0.1, 0)
+    table = run_scenario("switching", held, simulate_factors(held, 0), common, 0.1, 0)
     value = table.set_index(["variant", "metric"])["value"]
     assert value["default", "correlation"] > 0.7 and value["default", "mask AUC, strong"] > 0.6
     assert ("no_mask", "mask AUC") not in value.index

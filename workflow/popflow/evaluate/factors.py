@@ -9,7 +9,6 @@ from popflow.evaluate.metrics import auroc
 from popflow.inputs.config import preset
 from popflow.models.infinite_gpfa import InfiniteGPFA
 from popflow.runtime.seeds import generator
-from popflow.simulate.factors import Factors, simulate_factors
 
 CALIBRATION_BINS = 5
 
@@ -42,7 +41,7 @@ def match_factors(found: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.
     return partner, correlation
 
 
-def mask_scores(model: InfiniteGPFA, truth: Factors, partner: np.ndarray) -> dict[str, float]:
+def mask_scores(model: InfiniteGPFA, truth: Any, partner: np.ndarray) -> dict[str, float]:
     """AUC of the masks, over all bins and where the factor is strong, and their calibration.
 
     A factor is strong in a bin where |C_d| |f| exceeds 1, about the noise of a unit: where f is
@@ -80,9 +79,26 @@ def subspace_angle(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def run_scenario(
-    name: str, scenario: dict[str, Any], common: dict[str, Any], held_out: float, seed: int
+    name: str,
+    scenario: dict[str, Any],
+    truth: Any,
+    common: dict[str, Any],
+    held_out: float,
+    seed: int,
 ) -> pd.DataFrame:
     """Fit every variant at every truncation to one draw of a scenario.
+
+    Parameters
+    ----------
+    name : str
+    scenario : dict
+    truth : simulate.factors.Factors
+        Its draw.
+    common : dict
+        Settings of the preset for all scenarios.
+    held_out : float
+        Share of the entries.
+    seed : int
 
     Returns
     -------
@@ -93,7 +109,6 @@ def run_scenario(
     """
     import time
 
-    truth = simulate_factors(scenario, seed)
     held = generator(seed, "held out").random(truth.y.shape) < held_out
     rows: list[dict[str, Any]] = []
     base = {"scenario": name, "seed": seed}
@@ -116,7 +131,7 @@ def run_scenario(
     return pd.DataFrame(rows)
 
 
-def _metrics(model: InfiniteGPFA, truth: Factors, held: np.ndarray) -> dict[str, float]:
+def _metrics(model: InfiniteGPFA, truth: Any, held: np.ndarray) -> dict[str, float]:
     """Score one fit."""
     partner, correlation = match_factors(model.gated_mean_, truth.masks * truth.factors)
     found = {
