@@ -1,4 +1,4 @@
-"""Score infinite GPFA and its peers on held-out entries; associate masks with task phases."""
+"""Score infinite GPFA and its peers on held-out entries; tell what the factors follow."""
 
 from pathlib import Path
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from popflow.evaluate.placecells import associate, evaluate_placecells, mean_rates, rate_maps
+from popflow.evaluate.association import associate, dwell_times, targets
+from popflow.evaluate.placecells import evaluate_placecells, mean_rates, rate_maps
 from popflow.inputs.settings import resolve
 from popflow.inputs.spikes import Session, check_source, describe, read_session
 from popflow.models.infinite_gpfa.session import fit_session
@@ -235,7 +236,8 @@ def test_evaluation_puts_peers_on_the_same_entries(simulated):
     bits = table[table["metric"] == "bits per spike"].set_index("method")
     assert bits["value"]["mean rate"] == 0 and bits["n"].nunique() == 1
     assert bits["value"]["infinite_gpfa"] > 0
-    assert len(association) == 3 and association["fdr"].between(0, 1).all()
+    assert association["fdr"].between(0, 1).all() and set(association["factor"]) == {1, 2, 3}
+    assert {"moving", "direction", "place"} <= set(association["target"])
     held = session["held_out"][0]
     changed = session | {"counts": np.where(held, 99, session["counts"])}
     assert mean_rates(changed, held) == pytest.approx(mean_rates(session, held))
@@ -251,9 +253,41 @@ def test_masks_that_follow_the_phase_are_found_and_others_are_not():
     own = (labels == "b") * 0.6 + 0.4 * draw.random(len(labels))
     Fitted.mask_probability_ = np.column_stack([own, draw.random(len(labels))])
     options = resolve("evaluate-placecells", {"shifts": 200}, "test")
-    table = associate({"label": labels, "bin_s": 0.2}, Fitted, options, 0)
-    assert table["auc"][0] == 1.0 and table["p_best"][0] < 0.01 and table["fdr"][0] < 0.05
-    assert table["auc"][1] < 0.6 and table["p"][1] > 0.05
+    Fitted.gated_mean_ = Fitted.mask_probability_
+    held = {"label": labels, "bin_s": 0.2, "epoch": np.zeros(len(labels), int)}
+    table = associate(held, Fitted, options, 0)
+    assert table["value"][0] == 1.0 and table["p_best"][0] < 0.01 and table["fdr"][0] < 0.05
+    assert table["value"][1] < 0.6 and table["p"][1] > 0.05
+    assert table["dwell_s"][0] == pytest.approx(20, rel=0.4)
+
+
+def test_factors_that_follow_direction_and_place_are_found():
+    class Fitted:
+        energy_share_ = np.array([0.5, 0.3, 0.2])
+
+    t, draw = np.arange(3000) * 0.1, np.random.default_rng(0)
+    pace = np.repeat(draw.uniform(0.2, 0.6, 60), 50)
+    x = 50 + 50 * np.sin(np.cumsum(pace) * 0.1)
+    rightward = np.gradient(x) > 0
+    masks = np.column_stack([rightward, draw.random(3000), draw.random(3000)])
+    Fitted.mask_probability_ = masks * 0.8 + 0.1
+    noise = draw.normal(size=3000)
+    Fitted.gated_mean_ = np.column_stack([noise, np.exp(-((x - 20) ** 2) / 200), noise])
+    held = {
+        "label": np.array(["run"] * 3000),
+        "epoch": np.zeros(3000, int),
+        "bin_s": 0.1,
+        "position": np.column_stack([x, np.full(3000, 3.0)]),
+        "speed": np.abs(np.gradient(x, t)),
+    }
+    options = resolve("evaluate-placecells", {"shifts": 100}, "test")
+    table = associate(held, Fitted, options, 0).set_index(["target", "factor"])
+    assert table["value"]["direction", 1] > 0.95 and table["p"]["direction", 1] < 0.05
+    assert table["value"]["place", 2] > 0.9 and table["value"]["place", 3] < 0.1
+    assert list(targets(held)) == ["moving", "direction", "place"]
+    dwell, switches = dwell_times(masks[:, :1], held["epoch"], 0.1)
+    turns = np.abs(np.diff(rightward.astype(int))).sum()
+    assert switches[0] == pytest.approx(turns / 5) and 5 < dwell[0] < 12
 
 
 @pytest.mark.parametrize(

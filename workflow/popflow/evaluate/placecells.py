@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from popflow.evaluate.metrics import auroc
-from popflow.evaluate.statistics import circular_shift_null, false_discovery, p_value
+from popflow.evaluate.association import associate
 from popflow.models.infinite_gpfa import InfiniteGPFA
 from popflow.models.infinite_gpfa.session import activity_of, hold_out_of, scored_of
 
@@ -24,7 +23,7 @@ def evaluate_placecells(
     fits: list[tuple[str, int, InfiniteGPFA]],
     settings: dict[str, Any],
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Score every fit and every peer on the same held-out entries, and associate masks with phases.
+    """Score every fit and every peer on the same held-out entries; tell what factors follow.
 
     Parameters
     ----------
@@ -40,7 +39,7 @@ def evaluate_placecells(
     evaluation : DataFrame
         The rows of evaluation.tsv.
     association : DataFrame
-        variant, seed, factor, label, auc, p, fdr, energy_share, mean_mask: one row per factor.
+        Of `evaluate.association.associate`, with variant and seed.
     """
     rows, associations = [], []
     for variant, seed, model in fits:
@@ -53,7 +52,7 @@ def evaluate_placecells(
             rows += _scores(name, "", seed, session, terms)
     table = pd.DataFrame(rows)
     table.insert(0, "dataset", dataset)
-    empty = pd.DataFrame(columns=["factor", "label", "auc", "p", "fdr", "variant", "seed"])
+    empty = pd.DataFrame(columns=["factor", "target", "value", "p", "fdr", "variant", "seed"])
     return table, pd.concat(associations) if associations else empty
 
 
@@ -75,12 +74,14 @@ def _score_fit(
     if not model.settings["masks"]:
         return rows, pd.DataFrame()
     table = associate(session, model, settings, seed)
-    if len(table):
-        task, best = "task phase", table["auc"].max()
-        p, null = table["p_best"].iloc[0], table["null_best"].iloc[0]
-        rows.append(_row(method, variant, seed, task, "best mask AUC", best, bins))
-        rows.append(_row(method, variant, seed, task, "p of the best mask", p, bins))
-        rows.append(_row("rotated labels", "", seed, task, "best mask AUC", null, bins))
+    for target, own in table.groupby("target", sort=False) if len(table) else ():
+        best, score = own.loc[own["value"].idxmax()], own["score"].iloc[0]
+        metric = f"best mask {score}" if score == "AUC" else f"best factor {score}"
+        told = {metric: best["value"], f"p of the {metric}": best["p_best"]}
+        for name, value in told.items():
+            rows.append(_row(method, variant, seed, target, name, value, bins))
+        null = best["null_best"]
+        rows.append(_row("rotated labels", "", seed, target, metric, null, bins))
     return rows, table
 
 
@@ -263,53 +264,6 @@ def fit_elephant(
         predicted[start:stop] = (loadings @ latent).T + offset
         variance[start:stop] += np.einsum("nd,dkt,nk->tn", loadings, spread, loadings)
     return predicted, variance
-
-
-def associate(
-    session: dict[str, np.ndarray], model: InfiniteGPFA, settings: dict[str, Any], seed: int
-) -> pd.DataFrame:
-    """Ask of every factor whether its mask tells one task phase from the others.
-
-    The AUC is folded, max(AUC, 1 - AUC), for the observed labels and for labels rotated in time.
-    `p` compares a factor with its own null, `fdr` adjusts over factors, and `p_best` compares the
-    best factor with the best of each rotation, so that choosing it is paid for.
-
-    Returns
-    -------
-    DataFrame
-        Empty when there are no two phases.
-    """
-    labels = session["label"]
-    phases = np.unique(labels)
-    shift = max(1, int(settings["min_shift_s"] / session["bin_s"]))
-    if len(phases) < 2 or len(labels) <= 2 * shift:
-        log.warning("masks are not held against phases: one phase, or a session below two shifts")
-        return pd.DataFrame()
-    target = (labels == phases[-1]).astype(int)
-    masks = model.mask_probability_
-    observed = _folded_aucs(masks, target)
-    null = circular_shift_null(_folded_aucs, masks, target, settings["shifts"], shift, seed)
-    p = np.array([p_value(observed[d], null[:, d]) for d in range(len(observed))])
-    best = null.max(1)
-    return pd.DataFrame(
-        {
-            "factor": np.arange(1, len(observed) + 1),
-            "label": phases[-1],
-            "auc": observed,
-            "p": p,
-            "fdr": false_discovery(p),
-            "p_best": p_value(observed.max(), best),
-            "null_best": best.mean(),
-            "null_high": np.quantile(null, 0.95, axis=0),
-            "energy_share": model.energy_share_,
-            "mean_mask": masks.mean(0),
-        }
-    )
-
-
-def _folded_aucs(masks: np.ndarray, target: np.ndarray) -> np.ndarray:
-    scores = np.array([auroc(target == 1, masks[:, d]) for d in range(masks.shape[1])])
-    return np.maximum(scores, 1 - scores)
 
 
 def rate_maps(

@@ -160,8 +160,10 @@ def draw_latents(
         text = f"energy {100 * model.energy_share_[d]:.0f} %"
         rows = association[association["factor"] == d + 1] if len(association) else association
         if len(rows):
-            row = rows.iloc[0]
-            text += f", mask against {row['label']}: AUC {row['auc']:.2f} (FDR {row['fdr']:.3f})"
+            row = rows.sort_values(["p", "value"], ascending=[True, False]).iloc[0]
+            what = "explained by place" if row["score"] == "R2" else f"mask for {row['target']}"
+            score = "$R^2$" if row["score"] == "R2" else "AUC"
+            text += f", {what}: {score} {row['value']:.2f} (FDR {row['fdr']:.3f})"
         top.set_title(text, fontweight="normal", fontsize=6.5, pad=2)
         table |= {f"gated_mean_{d + 1}": mean, f"gated_sd_{d + 1}": spread, f"mask_{d + 1}": mask}
     axes[-1, 0].set(xlabel="time (s)", xlim=(start, stop))
@@ -292,12 +294,13 @@ def draw_comparison(evaluation: pd.DataFrame, png: str | Path) -> None:
     if (evaluation["metric"] == "bits per spike").any():
         bits = ("held-out entries", "bits per spike", "bits per spike, held out", 0.0)
         panels.insert(0, comparison.Panel(*bits))
-    if (evaluation["task"] == "task phase").any():
-        panels.append(
-            comparison.Panel(
-                "task phase", "best mask AUC", "AUC of the best mask for the phase", 0.5
-            )
-        )
+    told = evaluation[evaluation["metric"].isin(["best mask AUC", "best factor R2"])]
+    for task, metric in dict.fromkeys(zip(told["task"], told["metric"], strict=True)):
+        if metric == "best mask AUC":
+            panels.append(comparison.Panel(task, metric, f"AUC of the best mask for {task}", 0.5))
+        else:
+            label = "variance of the best factor\nthat place explains"
+            panels.append(comparison.Panel(task, metric, label))
     comparison.draw(
         evaluation, panels, png, names=NAMES | {"rotated labels": "rotated labels (null)"}
     )
