@@ -288,18 +288,18 @@ def draw_comparison(evaluation: pd.DataFrame, png: str | Path) -> None:
     """Draw held-out scores of every method, and how well the best mask follows the phases."""
     panels = [
         comparison.Panel(
-            "held-out entries", "log-likelihood per entry", "log-likelihood (nats per entry)"
+            "held-out entries", "log-likelihood per entry", "log-likelihood\n(nats per entry)"
         ),
     ]
     if (evaluation["metric"] == "bits per spike").any():
-        bits = ("held-out entries", "bits per spike", "bits per spike, held out", 0.0)
+        bits = ("held-out entries", "bits per spike", "bits per spike,\nheld out", 0.0)
         panels.insert(0, comparison.Panel(*bits))
     told = evaluation[evaluation["metric"].isin(["best mask AUC", "best factor R2"])]
     for task, metric in dict.fromkeys(zip(told["task"], told["metric"], strict=True)):
         if metric == "best mask AUC":
-            panels.append(comparison.Panel(task, metric, f"AUC of the best mask for {task}", 0.5))
+            panels.append(comparison.Panel(task, metric, f"AUC of the best\nmask for {task}", 0.5))
         else:
-            label = "variance of the best factor\nthat place explains"
+            label = "best factor, variance\nexplained by place"
             panels.append(comparison.Panel(task, metric, label))
     comparison.draw(
         evaluation, panels, png, names=NAMES | {"rotated labels": "rotated labels (null)"}
