@@ -1,5 +1,7 @@
 """Calcium traces: readers, times of frames, bins, and what is fitted and scored."""
 
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -135,3 +137,64 @@ def test_standardising_does_not_see_held_out_entries(prepared):
     changed = prepared | {"counts": np.where(held, 1e6, prepared["counts"])}
     seen = ~held
     assert np.array_equal(activity_of(changed, 0)[seen], activity_of(prepared, 0)[seen])
+
+
+def minian_with(folder, frames):
+    from tests.contracts.test_readers import minian
+
+    path = minian(folder)
+    (path / "frame").mkdir()
+    kind = {"zarr_format": 2, "shape": [40], "chunks": [40], "dtype": "<i8", "order": "C"}
+    kind |= {"fill_value": None, "filters": None, "compressor": None}
+    (path / "frame/.zarray").write_text(json.dumps(kind))
+    (path / "frame/.zattrs").write_text('{"_ARRAY_DIMENSIONS": ["frame"]}')
+    (path / "frame/0").write_bytes(np.asarray(frames, "<i8").tobytes())
+    return path
+
+
+def test_frames_of_a_trimmed_video_keep_their_numbers(tmp_path):
+    path = minian_with(tmp_path, np.arange(100, 140))
+    frame = pd.DataFrame({"frame": np.arange(200), "t": np.arange(200) / 30})
+    frame.to_csv(tmp_path / "times.csv", index=False)
+    traces = read_session(path, {"times": "times.csv"}).traces
+    assert traces.t[[0, -1]] == pytest.approx([100 / 30, 139 / 30])
+    assert read_session(path, {"rate_hz": "30"}).traces.t[0] == pytest.approx(100 / 30)
+
+
+def test_times_of_another_camera_or_unit_are_refused(tmp_path):
+    from tests.contracts.test_readers import minian
+
+    path = minian(tmp_path)
+    frame = pd.DataFrame({"timestamp": np.arange(50) / 30})
+    frame.to_csv(tmp_path / "times.csv", index=False)
+    with pytest.raises(Refusal, match="50 times for 40 frames"):
+        read_session(path, {"times": "times.csv"})
+    pd.DataFrame({"timestamp": np.arange(40) * 33}).to_csv(tmp_path / "times.csv", index=False)
+    with pytest.raises(Refusal, match="milliseconds"):
+        read_session(path, {"times": "times.csv"})
+
+
+@pytest.mark.parametrize(
+    "header, traces",
+    [
+        (["", "C00", "C01"], True),
+        (["", "cell1", "cell2"], False),
+        (["", "Control1", "CTRL3"], False),
+        (["time", "head_x", "head_y"], False),
+        (["t", "a", "b"], True),
+    ],
+)
+def test_headers_tell_traces_from_matrices_and_tracks(header, traces):
+    assert is_trace_table(header) is traces
+
+
+def test_a_trailing_separator_makes_no_cell(tmp_path):
+    (tmp_path / "t.csv").write_text("time,C0,C1,\n0,1,2,\n0.1,2,3,\n")
+    assert read_traces(tmp_path / "t.csv", {}).names == ["C0", "C1"]
+
+
+def test_traces_that_are_still_up_to_rounding_are_dropped(tmp_path):
+    t = np.arange(6000) / 30
+    held = {"t": t, "a": np.sin(t), "b": np.full(6000, 0.1), "c": np.full(6000, 1234.567)}
+    arrays, _ = prepare_placecells(read_session(table(tmp_path, **held)), SETTINGS)
+    assert arrays["unit"].tolist() == [b"a"]

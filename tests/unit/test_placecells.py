@@ -14,6 +14,7 @@ from popflow.prepare.placecells import (
     clean_position,
     exposure_of,
     find_jumps,
+    hold_outs,
     prepare_placecells,
     read_prepared,
     tick,
@@ -404,3 +405,38 @@ def test_spikes_of_unrecorded_bins_are_dropped_in_the_report():
     _, report = prepare_placecells(session, SETTINGS)
     dropped = report[(report["kind"] == "dropped") & report["reason"].str.contains("half")]
     assert dropped.set_index("item")["count"]["spikes"] == pytest.approx(600, abs=3)
+
+
+@pytest.mark.parametrize("scheme", ["speckled", "blocks", "co_smoothing"])
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.5])
+def test_hold_outs_leave_every_unit_some_entries(scheme, share):
+    changes = {"scheme": scheme, "held_out": share, "block_s": 5, "gap_s": 1, "bin_s": 0.2}
+    options = resolve("prepare-placecells", changes, "test")
+    trial = np.repeat(np.arange(20), 50)
+    used = np.ones(1000, bool)
+    used[:10] = False
+    held, scored = hold_outs(used, 8, np.zeros(1000, int), trial, options)
+    assert held.shape == (3, 1000, 8) and (scored <= held).all() and scored.any((1, 2)).all()
+    assert not held[:, :10].any() and (held.mean(1) < 0.97).all()
+    if scheme == "speckled":
+        assert held.mean() == pytest.approx(share, rel=0.1)
+    else:
+        # Within a second of the ends of a stretch nothing is scored.
+        edge = held[0] & ~scored[0]
+        assert edge.sum() > 0
+        if scheme == "co_smoothing":
+            assert (held[0].any(0).sum()) == 2
+
+
+def test_a_single_stretch_cannot_be_held_out():
+    options = resolve("prepare-placecells", {"scheme": "blocks", "block_s": 500}, "test")
+    with pytest.raises(Refusal, match="a single trial or stretch"):
+        hold_outs(np.ones(100, bool), 4, np.zeros(100, int), np.full(100, -1), options)
+
+
+@pytest.mark.parametrize("frames", [slice(0, 2), slice(0, 4), slice(196, 200)])
+def test_excursions_at_both_ends_are_jumps(frames):
+    t = np.arange(200) / 50
+    xy = np.column_stack([5 + np.sin(t), 5 + np.cos(t)])
+    xy[frames] += 200
+    assert np.flatnonzero(find_jumps(t, xy, 150.0, 0.5)).tolist() == list(range(200))[frames]

@@ -1,5 +1,6 @@
 """Calcium traces: continuous signals of cells, from Minian's zarr or a table of text."""
 
+import re
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,8 @@ from popflow.runtime.refusal import Refusal
 
 TIMES = ("t", "time", "time_s", "timestamp", "timestamp_first", "unix_time")
 LARGEST_DISORDER = 0.01
+#: Calcium is imaged several times a second; slower clocks are in another unit.
+LONGEST_FRAME_S = 5.0
 STATUS = ("accepted", "undecided", "rejected")
 ACCEPTED = (
     "a zarr folder of Minian (an array of unit_id × frame), or a table with a column of times (t, "
@@ -63,8 +66,9 @@ def _array_name(path: Path) -> str | None:
 def is_trace_table(header: list[str]) -> bool:
     """Tell by its header whether a table holds traces: times first, then more than one cell."""
     names = [cell.strip().lower() for cell in header]
-    inscopix = len(names) > 1 and names[0] == "" and all(n.startswith("c") for n in names[1:])
-    tracked = {"x", "unit", "y"} & set(names)
+    numbered = [re.fullmatch(r"c\d+", name) is not None for name in names[1:]]
+    inscopix = len(names) > 1 and names[0] == "" and all(numbered)
+    tracked = [name for name in names if name == "unit" or re.search(r"(^|_)[xy](_|$)", name)]
     return inscopix or (len(names) > 1 and names[0] in TIMES and not tracked)
 
 
@@ -86,6 +90,10 @@ def read_traces(path: Path, row: dict[str, str]) -> Traces:
         For another kind of file, and for frames whose times nobody tells.
     """
     traces = _minian(path, row) if path.is_dir() else _table(path, row)
+    step = float(np.median(np.diff(traces.t))) if len(traces.t) > 1 else 0.0
+    if step > LONGEST_FRAME_S:
+        found = f"frames every {step:.3g} s: the times look like milliseconds"
+        raise Refusal(f"file {path}", found, "times in seconds", "divide them by 1000")
     kept = rising(traces.t)
     dropped = len(traces.t) - int(kept.sum())
     if dropped > LARGEST_DISORDER * len(traces.t):
@@ -141,11 +149,15 @@ def _minian(path: Path, row: dict[str, str]) -> Traces:
     if attributes["_ARRAY_DIMENSIONS"][0] == "unit_id":
         values = values.T
     ids = group["unit_id"][:] if "unit_id" in group else np.arange(values.shape[1])
-    return Traces(frame_times(np.arange(len(values)), path, row), values, [str(one) for one in ids])
+    # A video that was trimmed or thinned out keeps the numbers of its frames.
+    numbers = np.asarray(group["frame"][:]) if "frame" in group else None
+    return Traces(frame_times(len(values), path, row, numbers), values, [str(one) for one in ids])
 
 
 def _table(path: Path, row: dict[str, str]) -> Traces:
     table = read_delimited(path, dtype=str, skipinitialspace=True)
+    empty = [c for c in table.columns if c.startswith("Unnamed") and table[c].isna().all()]
+    table = table.drop(columns=empty)
     names, notes = [str(column).strip() for column in table.columns], []
     kept = list(range(1, len(names)))
     second = [str(cell).strip().lower() for cell in table.iloc[0, 1:]] if len(table) else []
@@ -174,27 +186,33 @@ def _numbers(column, name: str, path: Path) -> np.ndarray:
 
 
 def frame_times(
-    frames: np.ndarray, path: Path, row: dict[str, str], kind: str = "", rate: str = "rate_hz"
+    count: int,
+    path: Path,
+    row: dict[str, str],
+    numbers: np.ndarray | None = None,
+    kind: str = "",
 ) -> np.ndarray:
     """Give the times of frames: of the table that the sheet names, else at the sheet's rate.
 
     Parameters
     ----------
-    frames : (F,) int array
-        Their numbers, from 0.
+    count : int
     path : path
         Of the frames.
     row : dict
         Of the sheet.
+    numbers : (count,) int array, optional
+        Of the frames, from 0, where the file tells them.
     kind : {"", "position_"}
-        Before ``times`` in the names of the sheet's columns.
-    rate : str
-        Column of the sheet with the frames per second.
+        Before ``times`` and ``rate_hz`` in the names of the sheet's columns.
     """
+    frames, rate = np.arange(count) if numbers is None else np.asarray(numbers), f"{kind}rate_hz"
     if row.get(f"{kind}times"):
         listed = _listed_times(Path(row[f"{kind}times"]), path)
-        if not len(frames) or frames[0] < 0 or frames.max() >= len(listed):
-            found = f"{len(listed)} times for {int(frames.max(initial=-1)) + 1} frames"
+        most = int(frames.max(initial=-1)) + 1
+        unequal = numbers is None and len(listed) != count
+        if unequal or not count or frames.min() < 0 or most > len(listed):
+            found = f"{len(listed)} times for {most} frames"
             fix = "name the table of this camera"
             raise Refusal(f"file {path}", found, "one time per frame", fix)
         return listed[frames]

@@ -65,7 +65,13 @@ def read_places(path: Path) -> tuple[np.ndarray, np.ndarray, list[str]]:
         For a table of several animals, and for names of columns that cannot be read.
     """
     table = _read_h5(path) if path.suffix.lower() == ".h5" else _read_csv(path)
-    return table.index.to_numpy(int), *_mean_place(table)
+    try:
+        frames = table.index.to_numpy(int)
+    except ValueError:
+        found = f"rows called by {str(table.index[0])[:40]!r}: frames labelled by hand"
+        fix = "name the .csv or .h5 of the analysed video"
+        raise Refusal(f"file {path}", found, "a row per frame, by its number", fix) from None
+    return frames, *_mean_place(table)
 
 
 def _read_csv(path: Path) -> "pd.DataFrame":

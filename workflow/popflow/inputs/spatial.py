@@ -66,6 +66,9 @@ def add_positions(adata: "anndata.AnnData", path: Path) -> None:
         fix = "copy the folder spatial of the same run beside the matrix, or remove it"
         raise Refusal(f"file {file}", found, "one place for every spot of the matrix", fix)
     joined = places.loc[adata.obs_names]
+    if joined.isna().any(axis=None):
+        spot = joined.index[joined.isna().any(axis=1)][0]
+        raise Refusal(f"file {file}, spot {spot}", "a place is missing", "numbers", "mend the row")
     for column in PLACES:
         adata.obs[column] = joined[column].to_numpy()
     rest = len(places) - len(joined)

@@ -93,9 +93,11 @@ def _once(t: np.ndarray, xy: np.ndarray, notes: list[str], path: Path) -> Track:
     return t[kept], xy[kept], notes
 
 
-def _frames(frames: np.ndarray, path: Path, row: dict[str, str]) -> np.ndarray:
+def _frames(
+    count: int, path: Path, row: dict[str, str], numbers: np.ndarray | None = None
+) -> np.ndarray:
     """Give the times of frames, by the table or at the rate of the sheet."""
-    return frame_times(frames, path, row, "position_", "position_rate_hz")
+    return frame_times(count, path, row, numbers, "position_")
 
 
 def _table(path: Path, row: dict[str, str]) -> Track:
@@ -111,14 +113,14 @@ def _table(path: Path, row: dict[str, str]) -> Track:
         raise Refusal(f"file {path}", found, "the columns t, x, y", "rename them")
     columns = [column for column in ("x", "y") if column in table]
     timed = next((column for column in TIMES if column in table), None)
-    frames = table["frame"].to_numpy(int) if "frame" in table else np.arange(len(table))
-    t = table[timed].to_numpy(float) if timed else _frames(frames, path, row)
+    numbers = table["frame"].to_numpy(int) if "frame" in table else None
+    t = table[timed].to_numpy(float) if timed else _frames(len(table), path, row, numbers)
     return t, table[columns].to_numpy(float), []
 
 
 def _deeplabcut(path: Path, row: dict[str, str]) -> Track:
     frames, xy, notes = deeplabcut.read_places(path)
-    return _frames(frames, path, row), xy, notes
+    return _frames(len(frames), path, row, frames), xy, notes
 
 
 def _npz(path: Path, row: dict[str, str]) -> Track:
@@ -133,7 +135,7 @@ def _npz(path: Path, row: dict[str, str]) -> Track:
     if xy.ndim == 2 and xy.shape[0] <= 3 < xy.shape[1]:
         xy = xy.T
     xy = xy[:, :2] if xy.ndim == 2 else xy
-    return (_frames(np.arange(len(xy)), path, row) if t is None else t.astype(float)), xy, []
+    return (_frames(len(xy), path, row) if t is None else t.astype(float)), xy, []
 
 
 def _trodes(path: Path, row: dict[str, str]) -> Track:
@@ -156,4 +158,4 @@ def _whl(path: Path, row: dict[str, str]) -> Track:
     """Read .whl of Neurosuite: the first two columns, -1 where the animal was lost."""
     values = np.loadtxt(path, ndmin=2)[:, :2].astype(float)
     values[(values < 0).any(1)] = np.nan
-    return _frames(np.arange(len(values)), path, row), values, []
+    return _frames(len(values), path, row), values, []

@@ -228,10 +228,10 @@ def find_jumps(t: np.ndarray, path: np.ndarray, max_speed: float, max_gap: float
     step = np.linalg.norm(np.diff(path, axis=0), axis=1) > max_speed * np.diff(t)
     if not step.any():
         return jump
-    # The first frame is wrong when it is left too fast and the next ones agree with each other.
-    jump[0] = bool(step[0] and not step[1])
-    last = int(jump[0])
-    for frame in range(last + 1, len(t)):
+    first = _first_good(t, step, max_gap)
+    jump[:first] = True
+    last = first
+    for frame in range(first + 1, len(t)):
         if t[frame] - t[last] > max_gap and frame - last > 1:
             jump[last + 1 : frame] = False
             last = frame
@@ -242,6 +242,19 @@ def find_jumps(t: np.ndarray, path: np.ndarray, max_speed: float, max_gap: float
         else:
             last = frame
     return jump
+
+
+def _first_good(t: np.ndarray, step: np.ndarray, max_gap: float) -> int:
+    """Give the first frame of the track: behind a short beginning that is left too fast."""
+    breaks = np.flatnonzero(step)
+    beginning = breaks[t[breaks] - t[0] <= max_gap]
+    if not len(beginning):
+        return 0
+    last = int(beginning[-1]) + 1
+    following = step[last:]
+    calm = t[min(last + int(np.argmax(following)), len(t) - 1)] - t[last] if following.any() else 1
+    # What follows must go on calmly for longer than what was left.
+    return last if calm > t[last - 1] - t[0] else 0
 
 
 def _speed(t: np.ndarray, path: np.ndarray, max_gap: float) -> np.ndarray:
@@ -292,13 +305,10 @@ def prepare_placecells(
     epochs = _chosen_epochs(session, settings["epochs"])
     width = settings["bin_s"]
     if session.traces is None:
-        activity, starts, epoch, used, exposure, kept, rows = _binned_spikes(
-            session, epochs, settings
-        )
+        binned = _binned_spikes(session, epochs, settings)
     else:
-        activity, starts, epoch, used, exposure, kept, rows = _binned_traces(
-            session, epochs, settings
-        )
+        binned = _binned_traces(session, epochs, settings)
+    activity, starts, epoch, used, exposure, kept, rows, told = binned
     centre = starts + width / 2
     xy = session.position if session.position.size else np.empty((0, 2))
     place, speed, lost = clean_position(
@@ -334,7 +344,7 @@ def prepare_placecells(
     rows += [
         ("bins", "read", len(activity), f"{len(epochs)} epochs, {rest:.3f} s in rests"),
         ("bins", "kept", int(used.sum()), ""),
-        ("bins", "dropped", int((~used).sum()), UNRECORDED),
+        ("bins", "dropped", int((~used).sum()), told),
         *_frames_of(session, lost),
         *(("warning", "told", 1, text) for text in session.warnings),
     ]
@@ -389,7 +399,7 @@ def _binned_spikes(session: Session, epochs, settings):
             for name in np.array(session.units)[~kept]
         ),
     ]
-    return counts, starts, epoch, used, exposure, kept, rows
+    return counts, starts, epoch, used, exposure, kept, rows, UNRECORDED
 
 
 def _binned_traces(session: Session, epochs, settings):
@@ -407,7 +417,10 @@ def _binned_traces(session: Session, epochs, settings):
         raise Refusal("bins", found, "a frame in half of the bins or more", fix)
     seen = np.isfinite(means[filled])
     gaps = seen.mean(0) < LEAST_EXPOSURE
-    still = ~gaps & (np.nan_to_num(np.nanstd(np.where(gaps, 0.0, means[filled]), 0)) == 0)
+    # Sums of equal frames differ by rounding; the frames themselves tell whether a trace changes.
+    known = np.where(np.isfinite(values), values, np.nan)
+    span = np.array([np.nanmax(v) - np.nanmin(v) if np.isfinite(v).any() else 0.0 for v in known.T])
+    still = ~gaps & (span == 0)
     kept = ~(gaps | still)
     if not kept.any():
         raise Refusal("cells", f"none of {len(kept)} changes", "one or more", "check the traces")
@@ -422,7 +435,8 @@ def _binned_traces(session: Session, epochs, settings):
         ("units", "dropped", int(gaps.sum()), "not measured in half of the bins"),
         ("units", "dropped", int(still.sum()), "a trace that does not change"),
     ]
-    return np.nan_to_num(means), starts, epoch, used, filled.astype(float), kept, rows
+    told = "no frame, or a gap in a kept cell"
+    return np.nan_to_num(means), starts, epoch, used, filled.astype(float), kept, rows, told
 
 
 def _frames_of(session: Session, lost: dict[str, int]) -> list[tuple[str, str, int, str]]:
@@ -516,7 +530,12 @@ def _hold_stretches(held, scored, epoch, trial, draw, settings) -> None:
         stretch = trial
     names = np.unique(stretch[stretch >= 0]) if smoothing else np.unique(stretch)
     share = 0.25 if smoothing else 0.5
-    count = max(1, round(min(settings["held_out"] / share, 1.0) * len(names)))
+    # One stretch stays whole: a unit that is never observed cannot be fitted.
+    count = round(min(settings["held_out"] / share, 1.0) * len(names))
+    count = max(1, min(count, len(names) - 1))
+    if len(names) < 2:
+        found, fix = "a single trial or stretch", "shorten block_s, or take scheme: speckled"
+        raise Refusal("hold-out masks", found, "two stretches or more", fix)
     same = draw.permutation(units)[: max(1, round(share * units))]
     for name in draw.permutation(names)[:count]:
         rows = np.flatnonzero(stretch == name)
