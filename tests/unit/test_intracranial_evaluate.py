@@ -101,8 +101,8 @@ def test_folds_do_not_overlap_and_the_proof_is_kept(sessions, settings):
     assert len(seen.y) == sessions[0].events["part"].isin(["validation", "test"]).sum()
 
 
-def test_all_methods_decode_from_the_same_channels(sessions, settings):
-    """IEEG-12: models must not be compared on different electrodes."""
+def test_ieeg_12_all_methods_decode_from_the_same_channels(sessions, settings):
+    """models must not be compared on different electrodes."""
     sets = decoding_sets(sessions, settings)
     by_session = {s.session: s.names for s in sets}
     assert all(s.names == by_session[s.session] and len(s.names) == 6 for s in sets)

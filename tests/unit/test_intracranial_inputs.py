@@ -95,8 +95,8 @@ def test_the_grip_force_header_is_found_out(tmp_path):
     assert right["spread"].median() == pytest.approx(30, rel=0.05)
 
 
-def test_a_frame_that_is_not_told_is_refused_and_can_be_written(tmp_path):
-    """IEEG-01: nobody can tell the frame of the coordinates."""
+def test_ieeg_01_a_frame_that_is_not_told_is_refused_and_can_be_written(tmp_path):
+    """nobody can tell the frame of the coordinates."""
     system = {"iEEGCoordinateSystem": "Other", "iEEGCoordinateUnits": "mm"}
     row = write_bids(tmp_path, system=system)
     with pytest.raises(Refusal, match="frame of its coordinates is 'Other'"):
@@ -112,8 +112,8 @@ def test_metres_passed_as_millimetres_are_refused(tmp_path):
         read_recording(row | {"coordinate_units": "mm"})
 
 
-def test_several_spaces_must_be_chosen_from(tmp_path):
-    """IEEG-13: one of several space- files must not be taken silently."""
+def test_ieeg_13_several_spaces_must_be_chosen_from(tmp_path):
+    """one of several space- files must not be taken silently."""
     row = write_bids(tmp_path)
     for kind, suffix in (("electrodes", "tsv"), ("coordsystem", "json")):
         old = tmp_path / f"sub-01_{kind}.{suffix}"
@@ -180,8 +180,8 @@ def test_a_window_longer_than_the_recording_is_refused(tmp_path):
         prepare(tmp_path, write_bids(tmp_path), window_s=30)
 
 
-def test_events_outside_the_recording_are_dropped_and_told(tmp_path):
-    """IEEG-11: events past the end must not be moved onto the last window."""
+def test_ieeg_11_events_outside_the_recording_are_dropped_and_told(tmp_path):
+    """events past the end must not be moved onto the last window."""
     session = prepare(tmp_path, write_bids(tmp_path))
     assert session.events["event"].tolist() == [0, 1, 2]
     assert len(session.event_features) == 3

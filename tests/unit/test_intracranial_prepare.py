@@ -116,8 +116,8 @@ def test_notch_takes_the_line_and_leaves_the_rest(tmp_path):
     assert raw.features[40:-5].mean(axis=(0, 1))[bands.index("low_gamma")] > 1
 
 
-def test_chunks_do_not_change_the_features(tmp_path):
-    """IEEG-03: memory is bounded by a chunk, and the result does not depend on it."""
+def test_ieeg_03_chunks_do_not_change_the_features(tmp_path):
+    """memory is bounded by a chunk, and the result does not depend on it."""
     import pandas as pd
 
     x = np.random.default_rng(0).normal(0, 30, (6, 40 * 256))
@@ -168,8 +168,8 @@ def test_everything_read_is_kept_or_dropped_with_a_reason(tmp_path):
     assert {"flat", "no onset", "outside the recording"} <= reasons
 
 
-def test_the_rate_comes_from_the_recording(tmp_path):
-    """IEEG-10: windows are in seconds, whatever the rate."""
+def test_ieeg_10_the_rate_comes_from_the_recording(tmp_path):
+    """windows are in seconds, whatever the rate."""
     x = np.random.default_rng(0).normal(0, 30, (4, 20 * 1019))
     store = prepared(tmp_path, recording(x, 1019.0), encoder="stft-center", reference="car")
     assert store.meta["window_s"] == pytest.approx(1.0) and store.features.shape[2] == 400

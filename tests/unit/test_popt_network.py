@@ -43,8 +43,8 @@ def test_position_code_has_the_published_values(position, first, total):
     assert float(code.sum()) == pytest.approx(total, abs=2e-4)
 
 
-def test_position_code_is_real_valued_and_continuous():
-    """IEEG-02: continuous coordinates do not fit a table."""
+def test_ieeg_02_position_code_is_real_valued_and_continuous():
+    """continuous coordinates do not fit a table."""
     at = position_code(torch.tensor([100.0, 100.001, 100.5]), 128)
     assert float((at[0] - at[1]).abs().max()) < 2e-3
     assert float((at[0] - at[2]).abs().max()) > 0.1

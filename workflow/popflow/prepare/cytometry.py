@@ -52,6 +52,11 @@ class Sample:
     steps: list[str]
     spillover: "tuple[list[str], np.ndarray] | None" = None
 
+    def check_events(self, read: int) -> None:
+        """Hold kept + dropped against the events of the file."""
+        if len(self.cells) + sum(self.dropped.values()) != read:
+            raise AssertionError(f"{read} events were read, {len(self.cells)} + {self.dropped}")
+
 
 def prepare_cytometry(
     source: dict[str, Any], settings: dict[str, Any], folder: str | Path
@@ -153,7 +158,9 @@ def prepare_sample(
     cells = _transform(x[np.ix_(keep, modelled)], markers, settings, where, steps)
     types = _cell_types(unit, folder, file.events)
     kept_types = None if types is None else [types[i] for i in keep]
-    return Sample(cells, keep.astype(np.int64), kept_types, dropped, steps, applied)
+    sample = Sample(cells, keep.astype(np.int64), kept_types, dropped, steps, applied)
+    sample.check_events(file.events)
+    return sample
 
 
 def _compensate(x, file, settings, steps):
